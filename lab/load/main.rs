@@ -1,0 +1,2 @@
+//! The emulated GPU load and its neighbours.
+fn main() {}

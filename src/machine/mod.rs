@@ -1,0 +1,1 @@
+//! What the machine is: CPUs, caches, nodes and GPUs, behind one `Machine`.
