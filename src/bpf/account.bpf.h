@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What feeders got and what they missed. Only feeders are counted; ordinary
+ * tasks pass through here at the price of one test.
+ */
+
+/* Raised by user space once an interval; each feeder counts itself once in each. */
+u32 epoch;
+
+static __always_inline u32 log2_bucket(u64 ns)
+{
+	u32 b = 0;
+
+	if (ns >> 32) { b += 32; ns >>= 32; }
+	if (ns >> 16) { b += 16; ns >>= 16; }
+	if (ns >> 8) { b += 8; ns >>= 8; }
+	if (ns >> 4) { b += 4; ns >>= 4; }
+	if (ns >> 2) { b += 2; ns >>= 2; }
+	b += ns >> 1;
+	return b < STOKER_DELAY_BUCKETS ? b : STOKER_DELAY_BUCKETS - 1;
+}
+
+#define ONE_WAITING	1ULL
+#define ONE_RUNNING	(1ULL << 32)
+
+/*
+ * Changes how many of @gpu's feeders wait and run by @change, and adds up the
+ * time in which some waited and none ran.
+ */
+static void change_gpu_state(u32 gpu, u64 change, u64 now)
+{
+	struct gpu_ctx *g = gpu_ctx_of(gpu);
+	u64 state, since;
+
+	state = __sync_fetch_and_add(&g->state, change) + change;
+	if (state && !(state >> 32)) {
+		__sync_val_compare_and_swap(&g->starving_since, 0, now);
+		return;
+	}
+	since = g->starving_since;
+	if (since && __sync_val_compare_and_swap(&g->starving_since, since, 0) == since &&
+	    time_after(now, since))
+		__sync_fetch_and_add(&g->stats.starvation_ns, now - since);
+}
+
+/* Takes @tctx out of the state of the GPU it is counted in, if it is. */
+static void uncount(struct task_ctx *tctx, u64 now)
+{
+	u32 gpu = tctx->counted_gpu;
+
+	if (gpu == STOKER_NO_GPU)
+		return;
+	tctx->counted_gpu = STOKER_NO_GPU;
+	change_gpu_state(gpu, tctx->waiting ? -ONE_WAITING : -ONE_RUNNING, now);
+}
+
+/* @tctx, a feeder, is runnable and does not run from @now on. */
+static void account_waiting(struct task_ctx *tctx, u64 now)
+{
+	if (tctx->counted_gpu != STOKER_NO_GPU && tctx->waiting)
+		return;
+	uncount(tctx, now);
+	tctx->counted_gpu = tctx->gpu;
+	tctx->waiting = true;
+	tctx->wait_since = now;
+	change_gpu_state(tctx->gpu, ONE_WAITING, now);
+}
+
+/* @tctx, a feeder, got a CPU. */
+static void account_running(struct task_ctx *tctx, u64 now)
+{
+	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
+
+	if (tctx->wait_since) {
+		u64 delay = time_delta(now, tctx->wait_since);
+
+		__sync_fetch_and_add(&stats->delay_ns, delay);
+		__sync_fetch_and_add(&stats->delays[log2_bucket(delay) % STOKER_DELAY_BUCKETS], 1);
+		tctx->wait_since = 0;
+	}
+	uncount(tctx, now);
+	tctx->counted_gpu = tctx->gpu;
+	tctx->waiting = false;
+	change_gpu_state(tctx->gpu, ONE_RUNNING, now);
+
+	if (tctx->epoch != epoch) {
+		tctx->epoch = epoch;
+		__sync_fetch_and_add(&stats->feeders, 1);
+	}
+}
+
+/* @tctx, a feeder, ran @run_ns on @cpu and left it, @runnable or to sleep. */
+static void account_stopping(struct task_ctx *tctx, s32 cpu, u64 run_ns, bool runnable, u64 now)
+{
+	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
+
+	__sync_fetch_and_add(is_home(cpu, tctx->domain) ? &stats->home_ns : &stats->away_ns, run_ns);
+	tctx->run_ns += run_ns;
+	if (runnable) {
+		account_waiting(tctx, now);
+		return;
+	}
+	uncount(tctx, now);
+	tctx->avg_run_ns = (7 * tctx->avg_run_ns + tctx->run_ns) / 8;
+	tctx->run_ns = 0;
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Every type and constant that the BPF scheduler and the Rust program share.
+ *
+ * Times are in nanoseconds. A GPU is named by its index in `Machine::gpus`, a
+ * domain by its index in the list of distinct homes, an LLC by its index in
+ * `Machine::llcs`.
+ */
+#ifndef STOKER_INTF_H
+#define STOKER_INTF_H
+
+#ifndef __VMLINUX_H__
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int s32;
+typedef long long s64;
+#endif
+
+enum stoker_limits {
+	STOKER_MAX_CPUS		= 1024,
+	STOKER_MAX_LLCS		= 128,
+	STOKER_MAX_GPUS		= 64,	/* a thread's GPUs fit in one u64 */
+	STOKER_MAX_DOMAINS	= 64,	/* likewise the domains of a CPU */
+	STOKER_MAX_DEVICES	= 1024,
+	STOKER_MAX_PROCESSES	= 16384,
+	STOKER_DELAY_BUCKETS	= 40,	/* of log2 nanoseconds: up to 18 minutes */
+};
+
+enum stoker_none {
+	STOKER_NO_DOMAIN	= 0xff,	/* the GPU's home is unknown */
+	STOKER_NO_GPU		= 0xff,
+};
+
+/* How a thread was seen to use a GPU: bits of stoker_thread_report.evidence. */
+enum stoker_evidence {
+	STOKER_EV_OPEN		= 1 << 0,
+	STOKER_EV_MMAP		= 1 << 1,
+	STOKER_EV_IOCTL		= 1 << 2,
+	STOKER_EV_PROCESS	= 1 << 3, /* its process uses the GPU; nothing is known of the thread */
+};
+
+/* Why a feeder left its home. */
+enum stoker_spill {
+	STOKER_SPILL_HOME_FULL,		/* every home CPU ran a feeder */
+	STOKER_SPILL_AFFINITY,		/* its affinity mask has no home CPU */
+	STOKER_SPILL_NO_GRANT,		/* it may not displace, and no home CPU was idle */
+	STOKER_NR_SPILLS,
+};
+
+/* One CPU, as discovered. */
+struct stoker_cpu {
+	u64	domains;	/* bit d: this CPU is home to domain d */
+	u32	llc;
+	u32	online;
+};
+
+/* A char device that belongs to a GPU: value of the map `devices`, whose key is the kernel's dev_t. */
+struct stoker_device {
+	u64	gpus;		/* bit g: the device belongs to GPU g; several for a control node */
+};
+
+/* What one GPU's feeders got: counters, only ever added to, of all CPUs together. */
+struct stoker_gpu_stats {
+	u64	wakeups;
+	u64	idle_home;		/* wake-ups served by an idle home CPU */
+	u64	displacements;		/* ... by displacing ordinary work at home */
+	u64	displacements_away;	/* ... by displacing ordinary work away from home */
+	u64	waits;			/* ... that waited for another feeder at home */
+	u64	spills[STOKER_NR_SPILLS];
+	u64	home_ns;		/* time feeders ran at home */
+	u64	away_ns;		/* ... elsewhere */
+	u64	delay_ns;		/* time feeders were runnable and did not run, summed over feeders */
+	u64	starvation_ns;		/* time in which feeders were runnable and none of them ran */
+	u64	delays[STOKER_DELAY_BUCKETS]; /* histogram of one wait: bucket b counts [2^b, 2^(b+1)) ns */
+	u64	feeders;		/* distinct feeders that ran since `epoch` last changed */
+	u64	cap_hits;		/* times the domain's bandwidth grant ran out */
+};
+
+/* A process that touched a GPU: value of the map `processes`, whose key is the tgid. */
+struct stoker_process {
+	u64	start_ns;	/* its leader's start_boottime: tells a recycled PID */
+	u64	gpus;
+	u64	seen_ns;
+};
+
+/* Argument of the program `report_thread`: what user space knows of one thread. */
+struct stoker_thread_report {
+	s32	tid;
+	u32	evidence;	/* STOKER_EV_*; 0 only asks */
+	u64	gpus;		/* the GPUs it feeds */
+	/* Out: */
+	u64	known_gpus;	/* GPUs the thread itself was seen to use */
+	u32	known_evidence;	/* STOKER_EV_* seen of the thread itself */
+	s32	ret;		/* 0 or -ESRCH */
+};
+
+#endif /* STOKER_INTF_H */

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The machine as user space found it, and the scheduler's own state of each
+ * part of it. What user space writes before loading is constant to the
+ * verifier; the rest is indexed by CPU, LLC, domain or GPU, one cache line or
+ * more each, so that CPUs do not share lines they write on every switch.
+ */
+
+const volatile u32 nr_cpus = 1;		/* CPU ids are below this */
+const volatile u32 nr_llcs = 1;
+const volatile u32 nr_gpus = 0;
+const volatile u32 nr_domains = 0;
+
+const volatile struct stoker_cpu cpus[STOKER_MAX_CPUS];
+const volatile u32 llc_nr_cpus[STOKER_MAX_LLCS];
+
+/* For each LLC the others, nearest first: the order in which its idle CPUs steal. */
+const volatile u16 steal_order[STOKER_MAX_LLCS][STOKER_MAX_LLCS];
+
+/* The domain of each GPU, or STOKER_NO_DOMAIN where its home is unknown. */
+const volatile u8 gpu_domain[STOKER_MAX_GPUS];
+const volatile u32 domain_nr_cpus[STOKER_MAX_DOMAINS];
+
+#define CACHE_LINE 128			/* two of 64 bytes: x86 fetches them in pairs */
+
+enum cpu_user {
+	CPU_OTHER,			/* idle, or a task of another scheduling class */
+	CPU_ORDINARY,
+	CPU_FEEDER,
+};
+
+struct cpu_ctx {
+	u64	run_sum_ns;		/* the current task's sum_exec_runtime when it got the CPU */
+	u64	run_at;			/* when it got the CPU */
+	u64	claimed_until;		/* a feeder is on its way to displace the current task */
+	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
+	u32	user;			/* enum cpu_user */
+	u32	taken;			/* a higher scheduling class has the CPU */
+	u32	has_pinned;		/* its own queue may hold tasks */
+	u32	turn;			/* dispatches, for what is done every so many of them */
+} __attribute__((aligned(CACHE_LINE)));
+
+struct llc_ctx {
+	u64	vtime_now;		/* the vtime clock of its queue */
+} __attribute__((aligned(CACHE_LINE)));
+
+struct domain_ctx {
+	s64	budget_ns;		/* CPU time its feeders may use ahead of ordinary work */
+	u64	refilled_at;
+	u32	exhausted;
+	u32	has_waiting;		/* its feeder queue may hold tasks */
+} __attribute__((aligned(CACHE_LINE)));
+
+struct gpu_ctx {
+	u64	state;			/* feeders running << 32 | feeders waiting */
+	u64	starving_since;		/* 0: not starving */
+	struct stoker_gpu_stats stats;
+} __attribute__((aligned(CACHE_LINE)));
+
+struct cpu_ctx cpu_ctxs[STOKER_MAX_CPUS];
+struct llc_ctx llc_ctxs[STOKER_MAX_LLCS];
+struct domain_ctx domain_ctxs[STOKER_MAX_DOMAINS];
+struct gpu_ctx gpu_ctxs[STOKER_MAX_GPUS];
+
+/* The home CPUs of each domain, for the kernel's own idle-CPU search. */
+struct domain_mask {
+	struct bpf_cpumask __kptr *home;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STOKER_MAX_DOMAINS);
+	__type(key, u32);
+	__type(value, struct domain_mask);
+} domain_masks SEC(".maps");
+
+/* The bounds checks below cannot fail; they are what lets the verifier follow. */
+static __always_inline struct cpu_ctx *cpu_ctx_of(s32 cpu)
+{
+	return &cpu_ctxs[(u32)cpu % STOKER_MAX_CPUS];
+}
+
+static __always_inline u32 llc_of(s32 cpu)
+{
+	return cpus[(u32)cpu % STOKER_MAX_CPUS].llc % STOKER_MAX_LLCS;
+}
+
+static __always_inline struct llc_ctx *llc_ctx_of(u32 llc)
+{
+	return &llc_ctxs[llc % STOKER_MAX_LLCS];
+}
+
+static __always_inline struct domain_ctx *domain_ctx_of(u32 domain)
+{
+	return &domain_ctxs[domain % STOKER_MAX_DOMAINS];
+}
+
+static __always_inline struct gpu_ctx *gpu_ctx_of(u32 gpu)
+{
+	return &gpu_ctxs[gpu % STOKER_MAX_GPUS];
+}
+
+/* True when @cpu is one of @domain's home CPUs; everything is home to a GPU of unknown home. */
+static __always_inline bool is_home(s32 cpu, u32 domain)
+{
+	return domain == STOKER_NO_DOMAIN ||
+	       cpus[(u32)cpu % STOKER_MAX_CPUS].domains & (1ULL << (domain % 64));
+}
+
+/* The home mask of @domain, or NULL where there is none. */
+static __always_inline const struct cpumask *home_of(u32 domain)
+{
+	struct domain_mask *dm = bpf_map_lookup_elem(&domain_masks, &domain);
+
+	return dm ? cast_mask(dm->home) : NULL;
+}
+
+/* Makes the home mask of @domain from what user space found. */
+static int make_home(u32 domain)
+{
+	struct domain_mask *dm = bpf_map_lookup_elem(&domain_masks, &domain);
+	struct bpf_cpumask *mask;
+	u32 cpu;
+
+	if (!dm)
+		return -ENOENT;
+	mask = bpf_cpumask_create();
+	if (!mask)
+		return -ENOMEM;
+	bpf_for(cpu, 0, nr_cpus)
+		if (is_home(cpu, domain))
+			bpf_cpumask_set_cpu(cpu, mask);
+	mask = bpf_kptr_xchg(&dm->home, mask);
+	if (mask)
+		bpf_cpumask_release(mask);
+	return 0;
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Where a feeder goes when it wakes: an idle home CPU, else one whose ordinary
+ * task gives way, else, with home full of feeders, to wait there when one is
+ * about to block, else away.
+ */
+
+/* A feeder waits at home for another one rather than leave, when it is expected to be this short. */
+const volatile u64 home_wait_ns = 500ULL * NSEC_PER_USEC;
+
+/* How long a claim on a CPU keeps other feeders off it: the time an interrupt and a switch take, generously. */
+#define CLAIM_NS	(1ULL * NSEC_PER_MSEC)
+/* CPUs looked at for one to displace; each look starts where the last one ended. */
+#define VICTIM_TRIES	32
+/* Idle CPUs tried one by one on kernels that cannot search within a mask. */
+#define IDLE_TRIES	16
+
+/* An idle CPU of @mask that @p may use, nearest to @prev_cpu and marked busy; negative when there is none. */
+static s32 pick_idle_cpu(struct task_struct *p, s32 prev_cpu, u64 wake_flags, const struct cpumask *mask)
+{
+	s32 cpu, i;
+
+	if (__COMPAT_HAS_scx_bpf_select_cpu_and)
+		return scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, mask, 0);
+
+	if (bpf_cpumask_test_cpu(prev_cpu, mask) && bpf_cpumask_test_cpu(prev_cpu, p->cpus_ptr) &&
+	    scx_bpf_test_and_clear_cpu_idle(prev_cpu))
+		return prev_cpu;
+	bpf_for(i, 0, IDLE_TRIES) {
+		cpu = bpf_cpumask_any_and_distribute(mask, p->cpus_ptr);
+		if (cpu >= nr_cpus)
+			break;
+		if (scx_bpf_test_and_clear_cpu_idle(cpu))
+			return cpu;
+	}
+	return -EBUSY;
+}
+
+/* True when what runs on @cctx's CPU is an ordinary task that no other feeder is about to displace. */
+static __always_inline bool gives_way(const struct cpu_ctx *cctx, u64 now)
+{
+	return cctx->user == CPU_ORDINARY && !cctx->taken && !time_before(now, cctx->claimed_until);
+}
+
+/* Claims @cpu for a feeder. False when another one was quicker. */
+static bool claim(s32 cpu, u64 now)
+{
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
+	u64 seen = cctx->claimed_until;
+
+	return !time_before(now, seen) &&
+	       __sync_val_compare_and_swap(&cctx->claimed_until, seen, now + CLAIM_NS) == seen;
+}
+
+/*
+ * Claims a CPU of @mask that @p may use and whose task should give way: the
+ * previous one, whose caches know @p, else the one whose task has run longest.
+ * Negative when there is none; then *@soonest is when the first of the feeders
+ * seen there is expected to block.
+ */
+static s32 pick_victim(struct task_struct *p, s32 prev_cpu, const struct cpumask *mask, u64 now, u64 *soonest)
+{
+	s32 best = -EBUSY, i;
+	u64 best_at = 0;
+
+	if (bpf_cpumask_test_cpu(prev_cpu, mask) && bpf_cpumask_test_cpu(prev_cpu, p->cpus_ptr) &&
+	    gives_way(cpu_ctx_of(prev_cpu), now) && claim(prev_cpu, now))
+		return prev_cpu;
+
+	bpf_for(i, 0, VICTIM_TRIES) {
+		s32 cpu = bpf_cpumask_any_and_distribute(mask, p->cpus_ptr);
+		struct cpu_ctx *cctx;
+
+		if (cpu >= nr_cpus || i >= nr_cpus)
+			break;
+		cctx = cpu_ctx_of(cpu);
+		if (gives_way(cctx, now)) {
+			if (best < 0 || time_before(cctx->run_at, best_at)) {
+				best = cpu;
+				best_at = cctx->run_at;
+			}
+		} else if (cctx->user == CPU_FEEDER && time_before(cctx->feeder_done_at, *soonest)) {
+			*soonest = cctx->feeder_done_at;
+		}
+	}
+	return best >= 0 && claim(best, now) ? best : -EBUSY;
+}
+
+static __always_inline void count(u64 *counter)
+{
+	__sync_fetch_and_add(counter, 1);
+}
+
+/* Puts @p, a feeder with a claim on @cpu, at the head of it. For ops.select_cpu(), which returns @cpu. */
+static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx, s32 cpu)
+{
+	tctx->granted = true;
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, SCX_ENQ_PREEMPT);
+	return cpu;
+}
+
+/* Leaves @p to wait in its domain's queue, of which home CPUs take first. */
+static void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
+{
+	tctx->granted = true;
+	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
+	domain_ctx_of(tctx->domain)->has_waiting = true;
+}
+
+/*
+ * Decides where @p, a feeder that wakes, goes; it is inserted there unless it
+ * is to queue as an ordinary task. Returns the CPU it wakes on.
+ */
+static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_cpu, u64 wake_flags, u64 now)
+{
+	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
+	const struct cpumask *home = home_of(tctx->domain);
+	bool knows_home = home != NULL, is_idle = false;
+	u64 soonest = now + NSEC_PER_SEC;
+	s32 cpu;
+
+	count(&stats->wakeups);
+	account_waiting(tctx, now);
+
+	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
+	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
+		if (home)
+			count(&stats->spills[STOKER_SPILL_AFFINITY]);
+		home = p->cpus_ptr;
+		knows_home = false;
+	}
+
+	cpu = pick_idle_cpu(p, prev_cpu, wake_flags, home);
+	if (cpu >= 0) {
+		count(&stats->idle_home);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
+		return cpu;
+	}
+
+	if (!may_displace(p, tctx, now)) {
+		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+		if (is_idle) {
+			if (knows_home)
+				count(&stats->spills[STOKER_SPILL_NO_GRANT]);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
+		}
+		return cpu;
+	}
+
+	cpu = pick_victim(p, prev_cpu, home, now, &soonest);
+	if (cpu >= 0) {
+		count(&stats->displacements);
+		return displace(p, tctx, cpu);
+	}
+
+	/* Home is full of feeders (or of claims and higher classes, which pass as soon). */
+	if (!knows_home)
+		return prev_cpu;
+	if (time_before(soonest, now + home_wait_ns)) {
+		count(&stats->waits);
+		wait_at_home(p, tctx, 0);
+		return prev_cpu;
+	}
+
+	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	if (is_idle) {
+		count(&stats->spills[STOKER_SPILL_HOME_FULL]);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
+		return cpu;
+	}
+	cpu = pick_victim(p, prev_cpu, p->cpus_ptr, now, &soonest);
+	if (cpu >= 0) {
+		count(&stats->spills[STOKER_SPILL_HOME_FULL]);
+		count(&stats->displacements_away);
+		return displace(p, tctx, cpu);
+	}
+	count(&stats->waits);
+	wait_at_home(p, tctx, 0);
+	return prev_cpu;
+}
+
+/*
+ * Queues @p, a feeder that lost its CPU, may use one CPU only, or is new. It
+ * does not move another CPU's task here, since @p may be unable to leave its
+ * CPU: it asks a home CPU to come and look, which takes only what it may.
+ */
+static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags, u64 now)
+{
+	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
+	const struct cpumask *home = home_of(tctx->domain);
+	s32 cpu = scx_bpf_task_cpu(p), victim;
+	u64 soonest = now + NSEC_PER_SEC;
+
+	account_waiting(tctx, now);
+	if (!may_displace(p, tctx, now)) {
+		enqueue_ordinary(p, tctx, enq_flags);
+		return;
+	}
+
+	/* With one CPU, or none at home, it has nowhere to go but where it is. */
+	if (is_pinned(p) || !home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
+		if (is_pinned(p) && enq_flags & SCX_ENQ_WAKEUP) {
+			u64 preempt = gives_way(cpu_ctx_of(cpu), now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+
+			count(&stats->wakeups);
+			if (preempt)
+				count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
+			tctx->granted = true;
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
+			return;
+		}
+		enqueue_ordinary(p, tctx, enq_flags);
+		return;
+	}
+
+	wait_at_home(p, tctx, enq_flags);
+	victim = pick_idle_cpu(p, cpu, 0, home);
+	if (victim >= 0) {
+		scx_bpf_kick_cpu(victim, SCX_KICK_IDLE);
+		return;
+	}
+	victim = pick_victim(p, cpu, home, now, &soonest);
+	if (victim >= 0) {
+		count(&stats->displacements);
+		scx_bpf_kick_cpu(victim, SCX_KICK_PREEMPT);
+	}
+}

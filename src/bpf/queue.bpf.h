@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Where tasks wait. Each LLC has a queue of ordinary tasks ordered by vtime,
+ * each CPU one of ordinary tasks that can run nowhere else, each domain one of
+ * feeders, first come first served. A CPU serves feeders of its domains, then
+ * its own queue and its LLC's by vtime, then other LLCs', nearest first.
+ */
+
+const volatile u64 slice_ns = 5ULL * NSEC_PER_MSEC;
+/* Feeders that share a home CPU take turns this long. */
+const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
+
+/* Dispatches of a CPU between two looks at whether another LLC's queue is longer than its own. */
+#define BALANCE_TURNS	16
+
+enum queue_base {
+	QUEUE_CPU	= 0,
+	QUEUE_LLC	= 1 << 16,
+	QUEUE_FEEDERS	= 2 << 16,
+};
+
+static __always_inline u64 cpu_queue(s32 cpu)
+{
+	return QUEUE_CPU + cpu;
+}
+
+static __always_inline u64 llc_queue(u32 llc)
+{
+	return QUEUE_LLC + llc;
+}
+
+static __always_inline u64 feeder_queue(u32 domain)
+{
+	return QUEUE_FEEDERS + domain;
+}
+
+static int make_queues(void)
+{
+	int err;
+	u32 i;
+
+	bpf_for(i, 0, nr_cpus) {
+		err = scx_bpf_create_dsq(cpu_queue(i), -1);
+		if (err)
+			return err;
+	}
+	bpf_for(i, 0, nr_llcs) {
+		err = scx_bpf_create_dsq(llc_queue(i), -1);
+		if (err)
+			return err;
+	}
+	bpf_for(i, 0, nr_domains) {
+		err = scx_bpf_create_dsq(feeder_queue(i), -1);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/* Makes @tctx's vtime one of @llc's clock, as far ahead of it or behind as it was of its old one. */
+static __always_inline u64 rebase_vtime(struct task_struct *p, struct task_ctx *tctx, u32 llc)
+{
+	u64 vtime = p->scx.dsq_vtime;
+
+	if (tctx->llc != llc) {
+		vtime += llc_ctx_of(llc)->vtime_now - llc_ctx_of(tctx->llc)->vtime_now;
+		tctx->llc = llc;
+	}
+	return vtime;
+}
+
+/* True when @p can run on one CPU only, for now or for good. */
+static __always_inline bool is_pinned(const struct task_struct *p)
+{
+	/*
+	 * migration_disabled is 1 for the task that runs this program, where BPF's own prologue raised it. Taking
+	 * such a task for pinned costs it at most one stay on the CPU it is on; asking for CONFIG_PREEMPT_RCU, the
+	 * way to tell, would need the kernel's configuration at run time.
+	 */
+	return p->nr_cpus_allowed == 1 || p->migration_disabled > 1 ||
+	       (p->migration_disabled && bpf_get_current_task_btf() != p);
+}
+
+/* Queues @p by its vtime, whatever else it may be. */
+static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	u32 llc = llc_of(cpu);
+	u64 vtime = rebase_vtime(p, tctx, llc), now = llc_ctx_of(llc)->vtime_now;
+
+	/* Sleep earns one slice of lead at most. */
+	if (time_before(vtime, now - slice_ns))
+		vtime = now - slice_ns;
+
+	if (is_pinned(p)) {
+		if (p->flags & PF_KTHREAD) {
+			/* The kernel's own work for this CPU is short, and others wait for it. */
+			u64 preempt = cpu_ctx_of(cpu)->user == CPU_ORDINARY ? SCX_ENQ_PREEMPT : 0;
+
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | preempt);
+			return;
+		}
+		scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), slice_ns, vtime, enq_flags);
+		cpu_ctx_of(cpu)->has_pinned = true;
+		/* select_cpu(), which would have woken an idle CPU, is not asked for a task with one CPU. */
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		return;
+	}
+
+	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), slice_ns, vtime, enq_flags);
+	/* It lost its CPU, or was never asked for one: another may be idle. */
+	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {
+		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+		if (cpu >= 0)
+			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	}
+}
+
+static __always_inline bool pull(u64 queue)
+{
+	return scx_bpf_dsq_move_to_local(queue, 0);
+}
+
+/* Takes a waiting feeder of one of @cpu's domains. */
+static bool dispatch_feeder(s32 cpu)
+{
+	u64 domains = cpus[(u32)cpu % STOKER_MAX_CPUS].domains;
+	u32 domain;
+
+	bpf_for(domain, 0, nr_domains) {
+		struct domain_ctx *d = domain_ctx_of(domain);
+
+		if (!(domains & (1ULL << (domain % 64))) || !d->has_waiting)
+			continue;
+		/* Cleared before the look: one that arrives meanwhile sets it again. */
+		d->has_waiting = false;
+		if (pull(feeder_queue(domain))) {
+			d->has_waiting = true;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Takes any waiting feeder: a CPU with nothing else to do is better than none. */
+static bool steal_feeder(void)
+{
+	u32 domain;
+
+	bpf_for(domain, 0, nr_domains)
+		if (domain_ctx_of(domain)->has_waiting && pull(feeder_queue(domain)))
+			return true;
+	return false;
+}
+
+/* The vtime of the first task in @queue, as lead over @now; S64_MAX when it is empty. */
+static s64 first_lead(u64 queue, u64 now)
+{
+	s64 lead = (1ULL << 63) - 1;
+	struct task_struct *p;
+
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		lead = p->scx.dsq_vtime - now;
+		break;
+	}
+	return lead;
+}
+
+/* Takes a task that waits for @cpu alone, if its turn has come before those of the LLC's queue. */
+static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u32 llc)
+{
+	u64 now = llc_ctx_of(llc)->vtime_now;
+	s64 lead;
+
+	if (!cctx->has_pinned)
+		return false;
+	cctx->has_pinned = false;
+	lead = first_lead(cpu_queue(cpu), now);
+	if (lead == (1ULL << 63) - 1)
+		return false;
+	cctx->has_pinned = true;
+	return lead <= first_lead(llc_queue(llc), now) && pull(cpu_queue(cpu));
+}
+
+/* Takes a task from an LLC whose queue is, for its size, longer than @llc's by more than a task a CPU. */
+static bool dispatch_balance(u32 llc)
+{
+	u32 i, own = scx_bpf_dsq_nr_queued(llc_queue(llc)) + 1, own_cpus = llc_nr_cpus[llc % STOKER_MAX_LLCS];
+
+	bpf_for(i, 0, nr_llcs - 1) {
+		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
+		u32 queued = scx_bpf_dsq_nr_queued(llc_queue(other));
+
+		if (queued > 1 && (queued - 1) * own_cpus > own * llc_nr_cpus[other] && pull(llc_queue(other)))
+			return true;
+	}
+	return false;
+}
+
+/* Gives @cpu ordinary work: its own, its LLC's, or what other LLCs have too much of. */
+static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx)
+{
+	u32 llc = llc_of(cpu), i;
+
+	if (dispatch_pinned(cpu, cctx, llc))
+		return true;
+	if (nr_llcs > 1 && ++cctx->turn % BALANCE_TURNS == 0 && dispatch_balance(llc))
+		return true;
+	if (pull(llc_queue(llc)))
+		return true;
+	if (cctx->has_pinned && pull(cpu_queue(cpu)))
+		return true;
+	bpf_for(i, 0, nr_llcs - 1)
+		if (pull(llc_queue(steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS])))
+			return true;
+	return false;
+}

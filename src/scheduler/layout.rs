@@ -1,0 +1,136 @@
+//! The machine as the BPF side indexes it: arrays by CPU, LLC, domain and GPU. A pure function of [`Machine`].
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+
+use crate::bpf_intf::{
+    stoker_limits_STOKER_MAX_CPUS as MAX_CPUS, stoker_limits_STOKER_MAX_DOMAINS as MAX_DOMAINS,
+    stoker_limits_STOKER_MAX_GPUS as MAX_GPUS, stoker_limits_STOKER_MAX_LLCS as MAX_LLCS,
+    stoker_none_STOKER_NO_DOMAIN as NO_DOMAIN,
+};
+use crate::machine::{CpuSet, Home, Machine};
+
+/// What [`Machine`] is to the BPF side.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// All CPU numbers are below this.
+    pub nr_cpus: u32,
+    /// By CPU number.
+    pub cpus: Vec<CpuPlace>,
+    /// CPUs of each queue: an LLC, or a node where there are too many LLCs.
+    pub llcs: Vec<CpuSet>,
+    /// For each LLC all others, nearest first.
+    pub steal_order: Vec<Vec<u16>>,
+    /// The distinct homes.
+    pub domains: Vec<CpuSet>,
+    /// The domain of each GPU; `STOKER_NO_DOMAIN` where the home is unknown.
+    pub gpu_domain: Vec<u8>,
+    /// For each device number, in the kernel's own encoding (`dev_t`), the GPUs it belongs to, as bits.
+    pub devices: BTreeMap<u32, u64>,
+    /// What could not be taken in, for people.
+    pub notes: Vec<String>,
+}
+
+/// One CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuPlace {
+    /// Index into [`Layout::llcs`].
+    pub llc: u32,
+    /// Whether it is online.
+    pub online: bool,
+    /// Bit d: it is home to domain d.
+    pub domains: u64,
+}
+
+/// The kernel's `dev_t` of a character device: 12 bits of major number, 20 of minor.
+pub fn dev_t(major: u32, minor: u32) -> u32 {
+    major << 20 | minor
+}
+
+impl Layout {
+    /// # Errors
+    /// A machine with CPU numbers beyond what the BPF side is built for.
+    pub fn of(machine: &Machine) -> Result<Self> {
+        let nr_cpus = machine.cpus.iter().map(|cpu| cpu.id + 1).max().unwrap_or(0);
+        if nr_cpus > MAX_CPUS {
+            bail!("this machine has CPU numbers up to {}, and scx_stoker is built for {MAX_CPUS}", nr_cpus - 1);
+        }
+        let (llcs, nodes): (Vec<_>, Vec<_>) = if machine.llcs.len() <= MAX_LLCS as usize {
+            machine.llcs.iter().map(|llc| (llc.cpus.clone(), llc.node)).unzip()
+        } else {
+            machine.nodes.iter().filter(|node| !node.is_cpuless()).map(|node| (node.cpus.clone(), node.id)).unzip()
+        };
+        if llcs.is_empty() || llcs.len() > MAX_LLCS as usize {
+            bail!("this machine has {} LLCs and as many nodes; scx_stoker is built for 1 to {MAX_LLCS}", llcs.len());
+        }
+        let mut layout = Self {
+            nr_cpus,
+            cpus: vec![CpuPlace::default(); nr_cpus as usize],
+            steal_order: steal_order(machine, &nodes),
+            llcs,
+            ..Self::default()
+        };
+        for cpu in &machine.cpus {
+            let llc = layout.llcs.iter().position(|cpus| cpus.contains(cpu.id)).unwrap_or(0);
+            layout.cpus[cpu.id as usize] = CpuPlace { llc: llc as u32, online: cpu.online, domains: 0 };
+        }
+        layout.take_gpus(machine);
+        Ok(layout)
+    }
+
+    fn take_gpus(&mut self, machine: &Machine) {
+        let (gpus, ignored) = machine.gpus.split_at(machine.gpus.len().min(MAX_GPUS as usize));
+        if !ignored.is_empty() {
+            self.notes.push(format!("{} GPUs beyond the first {MAX_GPUS} are not served", ignored.len()));
+        }
+        for gpu in gpus {
+            let domain = match &gpu.home {
+                Home::Known { cpus, .. } => self.domain_of(cpus),
+                Home::Unknown { .. } => NO_DOMAIN as u8,
+            };
+            self.gpu_domain.push(domain);
+            for device in &gpu.devices {
+                *self.devices.entry(dev_t(device.major, device.minor)).or_default() |= 1 << gpu.index;
+            }
+        }
+        for shared in &machine.shared_devices {
+            let bits = shared.gpus.iter().filter(|&&gpu| gpu < MAX_GPUS).fold(0, |bits, gpu| bits | 1 << gpu);
+            *self.devices.entry(dev_t(shared.device.major, shared.device.minor)).or_default() |= bits;
+        }
+    }
+
+    /// The domain whose home is `cpus`. The last one is left for GPUs of unknown home.
+    fn domain_of(&mut self, cpus: &CpuSet) -> u8 {
+        let known = self.domains.iter().position(|home| home == cpus);
+        let domain = known.unwrap_or(self.domains.len());
+        if domain >= MAX_DOMAINS as usize - 1 {
+            self.notes.push(format!("there are more than {} distinct homes: some GPUs go without", MAX_DOMAINS - 1));
+            return NO_DOMAIN as u8;
+        }
+        if known.is_none() {
+            self.domains.push(cpus.clone());
+            for cpu in cpus.iter() {
+                self.cpus[cpu as usize].domains |= 1 << domain;
+            }
+        }
+        domain as u8
+    }
+}
+
+/// For each queue the others by the distance of their nodes, and among equals the next one first, so that not all
+/// steal from the same.
+fn steal_order(machine: &Machine, nodes: &[u32]) -> Vec<Vec<u16>> {
+    let distance = |from: u32, to: u32| {
+        let known = machine.nodes.iter().find(|node| node.id == from).and_then(|node| node.distances.get(&to));
+        known.copied().unwrap_or(if from == to { 10 } else { 20 })
+    };
+    let nr = nodes.len();
+    (0..nr)
+        .map(|llc| {
+            let mut others: Vec<usize> = (1..nr).map(|step| (llc + step) % nr).collect();
+            others.sort_by_key(|&other| distance(nodes[llc], nodes[other]));
+            others.into_iter().map(|other| other as u16).collect()
+        })
+        .collect()
+}

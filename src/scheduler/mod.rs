@@ -1,0 +1,220 @@
+//! Opens, configures, loads and attaches the BPF scheduler, and asks it what it counted.
+
+mod layout;
+mod options;
+mod preflight;
+mod run;
+
+use std::mem::MaybeUninit;
+
+use anyhow::{Context, Result, bail};
+use libbpf_rs::btf::types::Func;
+use libbpf_rs::{Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput};
+use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
+
+pub use layout::{Layout, dev_t};
+pub use options::Options;
+pub use run::{run, shutdown_flag};
+
+use crate::bpf_intf::{stoker_process, stoker_thread_report};
+use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
+use crate::machine::Machine;
+
+/// A scheduler that runs for as long as this lives.
+pub struct Scheduler<'a> {
+    skel: BpfSkel<'a>,
+    link: Option<Link>,
+    layout: Layout,
+}
+
+impl<'a> Scheduler<'a> {
+    /// Loads the scheduler for `machine` and makes it the kernel's.
+    ///
+    /// # Errors
+    /// What the kernel refused, with its message on standard error. The kernel's own scheduler then goes on.
+    pub fn start(options: &Options, machine: &Machine, object: &'a mut MaybeUninit<OpenObject>) -> Result<Self> {
+        let layout = Layout::of(machine)?;
+        for note in &layout.notes {
+            log::warn!("{note}");
+        }
+        let mut builder = BpfSkelBuilder::default();
+        builder.obj_builder.debug(false);
+        // After debug(false), which silences the cause of a failed load as well.
+        scx_utils::init_libbpf_logging(Some(PrintLevel::Warn));
+
+        let mut skel = scx_ops_open!(builder, object, stoker_ops, None)?;
+        configure(&mut skel, options, &layout)?;
+        leave_out_missing(&mut skel)?;
+        let mut skel = scx_ops_load!(skel, stoker_ops, uei)?;
+        for (dev, gpus) in &layout.devices {
+            let value = types::stoker_device { gpus: *gpus };
+            skel.maps.devices.update(&dev.to_ne_bytes(), bytes_of(&value), MapFlags::ANY)?;
+        }
+        let link = scx_ops_attach!(skel, stoker_ops)?;
+        Ok(Self { skel, link: Some(link), layout })
+    }
+
+    /// What the BPF side indexes by.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether the kernel has ended the scheduler.
+    pub fn has_exited(&self) -> bool {
+        let uei = &self.skel.maps.data_data;
+        uei.is_some() && uei_exited!(&self.skel, uei)
+    }
+
+    /// Hands the CPUs back to the kernel's scheduler and says why it ended.
+    ///
+    /// # Errors
+    /// The kernel's reason, when it was an error.
+    pub fn stop(mut self) -> Result<UserExitInfo> {
+        drop(self.link.take());
+        uei_report!(&self.skel, uei)
+    }
+
+    /// Counters of one GPU since the start.
+    pub fn gpu_stats(&self, gpu: u32) -> types::stoker_gpu_stats {
+        self.skel.maps.bss_data.as_ref().map(|bss| bss.gpu_ctxs[gpu as usize].stats).unwrap_or_default()
+    }
+
+    /// Processes that touched a GPU and found the map full.
+    pub fn processes_lost(&self) -> u64 {
+        self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.processes_lost)
+    }
+
+    /// Begins the next interval of the count of feeders.
+    pub fn next_epoch(&mut self) {
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.epoch = bss.epoch.wrapping_add(1);
+        }
+    }
+
+    /// The processes that touched a GPU, by PID.
+    pub fn processes(&self) -> Vec<(u32, stoker_process)> {
+        let map = &self.skel.maps.processes;
+        map.keys()
+            .filter_map(|key| {
+                let value = map.lookup(&key, MapFlags::ANY).ok()??;
+                Some((u32::from_ne_bytes(key.try_into().ok()?), from_bytes(&value)?))
+            })
+            .collect()
+    }
+
+    /// Forgets a process that has ended.
+    pub fn forget_process(&self, pid: u32) {
+        // Not there any more is as good.
+        let _ = self.skel.maps.processes.delete(&pid.to_ne_bytes());
+    }
+
+    /// What the BPF side saw of a thread; none if it is gone.
+    ///
+    /// # Errors
+    /// The BPF side could not be asked.
+    pub fn thread_use(&self, tid: u32) -> Result<Option<ThreadUse>> {
+        let report = self.exchange(tid, ThreadUse { evidence: 0, gpus: 0 })?;
+        Ok((report.ret == 0).then_some(ThreadUse { evidence: report.known_evidence, gpus: report.known_gpus }))
+    }
+
+    /// Tells the BPF side that a thread uses GPUs, from now on for as long as evidence holds.
+    ///
+    /// # Errors
+    /// The BPF side could not be told. That the thread is gone is no error.
+    pub fn report_thread(&self, tid: u32, used: ThreadUse) -> Result<()> {
+        self.exchange(tid, used).map(|_| ())
+    }
+
+    fn exchange(&self, tid: u32, used: ThreadUse) -> Result<stoker_thread_report> {
+        let mut report = stoker_thread_report {
+            tid: tid as i32,
+            evidence: used.evidence,
+            gpus: used.gpus,
+            known_gpus: 0,
+            known_evidence: 0,
+            ret: 0,
+        };
+        let input = ProgramInput { context_in: Some(bytes_of_mut(&mut report)), ..ProgramInput::default() };
+        self.skel.progs.report_thread.test_run(input).context("could not reach the BPF side")?;
+        Ok(report)
+    }
+}
+
+/// How a thread uses GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadUse {
+    /// `STOKER_EV_*`.
+    pub evidence: u32,
+    /// GPUs, as bits.
+    pub gpus: u64,
+}
+
+/// Writes options and machine into the constants of the object.
+fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Result<()> {
+    let Some(rodata) = skel.maps.rodata_data.as_mut() else { bail!("the BPF object has no constants to set") };
+    rodata.slice_ns = options.slice_us * 1000;
+    rodata.feeder_slice_ns = options.feeder_slice_us * 1000;
+    rodata.feeder_cap_permille = options.feeder_cap * 10;
+    rodata.home_wait_ns = options.home_wait_us * 1000;
+    rodata.evidence_ttl_ns = options.evidence_s * 1_000_000_000;
+
+    rodata.nr_cpus = layout.nr_cpus;
+    rodata.nr_llcs = layout.llcs.len() as u32;
+    rodata.nr_gpus = layout.gpu_domain.len() as u32;
+    rodata.nr_domains = layout.domains.len() as u32;
+    for (cpu, place) in layout.cpus.iter().enumerate() {
+        rodata.cpus[cpu] = types::stoker_cpu { domains: place.domains, llc: place.llc, online: place.online.into() };
+    }
+    for (llc, cpus) in layout.llcs.iter().enumerate() {
+        rodata.llc_nr_cpus[llc] = cpus.len() as u32;
+        let order = &layout.steal_order[llc];
+        rodata.steal_order[llc][..order.len()].copy_from_slice(order);
+    }
+    for (domain, cpus) in layout.domains.iter().enumerate() {
+        rodata.domain_nr_cpus[domain] = cpus.len() as u32;
+    }
+    rodata.gpu_domain[..layout.gpu_domain.len()].copy_from_slice(&layout.gpu_domain);
+    Ok(())
+}
+
+/// Turns off what the running kernel has not: by looking for it, never by version.
+fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<()> {
+    let btf = libbpf_rs::btf::Btf::from_vmlinux().context("could not read the kernel's BTF")?;
+    let hooks = [
+        ("security_file_open", "threads that open a GPU", &mut skel.progs.stoker_file_open),
+        ("security_file_ioctl", "threads that submit by ioctl", &mut skel.progs.stoker_file_ioctl),
+        ("security_mmap_file", "threads that map a GPU", &mut skel.progs.stoker_mmap_file),
+    ];
+    for (symbol, what, program) in hooks {
+        if btf.type_by_name::<Func>(symbol).is_none() {
+            log::warn!("this kernel cannot trace {symbol}: {what} are found by process only, once a second");
+            program.set_autoload(false);
+        }
+    }
+    let ops = skel.struct_ops.stoker_ops_mut();
+    for (name, callback) in [
+        ("cpu_acquire", &mut ops.cpu_acquire),
+        ("cpu_release", &mut ops.cpu_release),
+    ] {
+        if !compat::struct_has_field("sched_ext_ops", name).unwrap_or(false) {
+            *callback = std::ptr::null_mut();
+        }
+    }
+    Ok(())
+}
+
+/// A plain C struct as bytes.
+fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    // SAFETY: the types used here are C structs of integers without padding, made by bindgen or libbpf-cargo.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+fn bytes_of_mut<T: Copy>(value: &mut T) -> &mut [u8] {
+    // SAFETY: as above, and any bytes are a value of such a type.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(value).cast(), size_of::<T>()) }
+}
+
+fn from_bytes<T: Copy>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: as above, and the length is checked.
+    (bytes.len() == size_of::<T>()).then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+}

@@ -1,0 +1,27 @@
+//! What people who know better may set.
+
+use clap::Args;
+
+/// Options of the scheduler itself. The defaults are meant for every machine.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Longest turn of an ordinary task, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
+    pub slice_us: u64,
+
+    /// Turn of a feeder among feeders that share a home CPU, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
+    pub feeder_slice_us: u64,
+
+    /// Share of a home's CPU time that feeders may take ahead of ordinary work, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=95))]
+    pub feeder_cap: u32,
+
+    /// How long a feeder waits at home for another one before it leaves, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 500, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub home_wait_us: u64,
+
+    /// How long an open or an ioctl on a GPU makes its thread a feeder, in seconds
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub evidence_s: u64,
+}

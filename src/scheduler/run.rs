@@ -1,0 +1,129 @@
+//! The life of the scheduler: start, look after threads and counters, restart when the machine changes, stop.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{Options, Scheduler, preflight};
+use crate::machine::{Home, Machine, Sources};
+use crate::metrics::{self, Counters};
+use crate::workload::{GpuWatch, Workload};
+
+/// How often user space looks after threads and counters.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+enum Ended {
+    /// The caller asked for it.
+    Asked,
+    /// GPUs or CPUs have come or gone: start again.
+    MachineChanged,
+    /// The kernel ended it.
+    ByKernel,
+}
+
+/// Runs the scheduler until `shutdown`, again and again when the machine changes.
+///
+/// # Errors
+/// What is missing before the start, why the kernel refused it, or why it ended it.
+pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &AtomicBool) -> Result<()> {
+    preflight::check()?;
+    let server = metrics::serve().context("could not serve the counters")?;
+    loop {
+        let machine = Machine::discover(sources).context("could not find out what this machine is")?;
+        introduce(&machine);
+        let watch = GpuWatch::new();
+        let mut object = MaybeUninit::uninit();
+        let mut scheduler = Scheduler::start(options, &machine, &mut object)?;
+        log::info!("scx_stoker schedules this machine now");
+        let ended = tend(&mut scheduler, &machine, &server, &watch, is_verbose, shutdown);
+        let exit = scheduler.stop()?;
+        match ended? {
+            Ended::Asked => return Ok(()),
+            Ended::MachineChanged => log::info!("GPUs have come or gone: starting again"),
+            Ended::ByKernel if exit.should_restart() => log::info!("CPUs have come or gone: starting again"),
+            Ended::ByKernel => return Ok(()),
+        }
+    }
+}
+
+fn introduce(machine: &Machine) {
+    for note in &machine.notes {
+        log::warn!("{note}");
+    }
+    if machine.gpus.is_empty() {
+        log::info!("no GPU here yet: all tasks are ordinary until one comes");
+    }
+    for gpu in &machine.gpus {
+        match &gpu.home {
+            Home::Known { cpus, source, .. } => {
+                log::info!("GPU {} ({}): home is CPUs {cpus}, says {source}", gpu.index, gpu.name);
+            }
+            Home::Unknown { reason } => log::warn!(
+                "GPU {} ({}): its home is unknown ({reason}), so its feeders run at once but anywhere. \
+                 An NCCL topology file (--nccl-topo) can tell.",
+                gpu.index,
+                gpu.name
+            ),
+        }
+    }
+}
+
+fn tend(
+    scheduler: &mut Scheduler,
+    machine: &Machine,
+    server: &metrics::Server,
+    watch: &GpuWatch,
+    is_verbose: bool,
+    shutdown: &AtomicBool,
+) -> Result<Ended> {
+    let mut workload = Workload::new(scheduler.layout());
+    let mut last = Counters::read(scheduler, machine);
+    let mut next = Instant::now();
+    let mut lost = 0;
+    loop {
+        if scheduler.has_exited() {
+            return Ok(Ended::ByKernel);
+        }
+        if shutdown.load(Ordering::Relaxed) {
+            return Ok(Ended::Asked);
+        }
+        if Instant::now() >= next {
+            next = Instant::now() + INTERVAL;
+            workload.refresh(scheduler)?;
+            if watch.has_changed() {
+                return Ok(Ended::MachineChanged);
+            }
+            if is_verbose {
+                let counters = Counters::read(scheduler, machine);
+                println!("{}", counters.since(&last).status_line());
+                last = counters;
+            }
+            scheduler.next_epoch();
+            if lost == 0 && scheduler.processes_lost() > 0 {
+                lost = scheduler.processes_lost();
+                log::warn!("more processes use GPUs than fit: the threads of the others count only while they make system calls on a GPU");
+            }
+        }
+        // Woken by Ctrl-C within this time, and by requests for the counters at once.
+        let wait = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+        match server.requests().recv_timeout(wait) {
+            Ok(()) => server.answer(Counters::read(scheduler, machine))?,
+            Err(error) if error.is_timeout() => {}
+            Err(_) => std::thread::sleep(wait),
+        }
+    }
+}
+
+/// A flag that Ctrl-C and SIGTERM raise.
+///
+/// # Errors
+/// The signal handler could not be installed.
+pub fn shutdown_flag() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&flag);
+    ctrlc::set_handler(move || raised.store(true, Ordering::Relaxed)).context("could not catch Ctrl-C")?;
+    Ok(flag)
+}

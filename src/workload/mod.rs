@@ -1,0 +1,112 @@
+//! Who uses which GPU, seen from user space: what happened before the scheduler started, and threads that submit
+//! without system calls. BPF sees the rest by itself.
+
+mod process;
+mod watch;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+
+pub use watch::GpuWatch;
+
+use crate::bpf_intf::{
+    stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
+};
+use crate::scheduler::{Layout, Scheduler, ThreadUse};
+use process::{Process, Reader};
+
+/// Refreshes between two readings of a process's open files.
+const FILES_EVERY: u32 = 5;
+
+/// The GPU processes known, and what is known of each.
+pub struct Workload {
+    /// For each device number its GPUs as bits.
+    devices: BTreeMap<u32, u64>,
+    reader: Reader,
+    processes: BTreeMap<u32, Known>,
+    refreshes: u32,
+}
+
+struct Known {
+    process: Process,
+    /// GPUs whose devices it holds open, as bits.
+    gpus: u64,
+}
+
+impl Workload {
+    /// Looks at all processes once, for files opened before this.
+    pub fn new(layout: &Layout) -> Self {
+        let reader = Reader::new("/proc");
+        let devices = layout.devices.clone();
+        let mut processes = BTreeMap::new();
+        if !devices.is_empty() {
+            for process in reader.all() {
+                let gpus = reader.held(&process, &devices);
+                if gpus != 0 && !reader.has_inherited(&process, &devices) {
+                    processes.insert(process.pid, Known { process, gpus });
+                }
+            }
+        }
+        Self { devices, reader, processes, refreshes: 0 }
+    }
+
+    /// Renews the evidence of threads that still have reason to be feeders, and forgets processes that ended.
+    ///
+    /// # Errors
+    /// The BPF side could not be asked.
+    pub fn refresh(&mut self, scheduler: &Scheduler) -> Result<()> {
+        for (pid, seen) in scheduler.processes() {
+            match self.reader.process(pid) {
+                Some(process) if process.has_started_at(seen.start_ns) => {
+                    let known = self.processes.entry(pid).or_insert(Known { process: process.clone(), gpus: 0 });
+                    if known.process != process {
+                        *known = Known { process, gpus: 0 };
+                    }
+                    known.gpus |= seen.gpus;
+                }
+                _ => scheduler.forget_process(pid),
+            }
+        }
+
+        let reads_files = self.refreshes.is_multiple_of(FILES_EVERY);
+        self.refreshes = self.refreshes.wrapping_add(1);
+        let (reader, devices) = (&self.reader, &self.devices);
+        self.processes.retain(|&pid, known| {
+            if reader.process(pid).as_ref() != Some(&known.process) {
+                return false;
+            }
+            if reads_files {
+                known.gpus = reader.held(&known.process, devices);
+            }
+            known.gpus != 0
+        });
+        for known in self.processes.values() {
+            report_threads(scheduler, &self.reader, known)?;
+        }
+        Ok(())
+    }
+}
+
+/// Threads that mapped a GPU feed it for as long as their process holds it, with system calls or without. Where no
+/// thread was seen to do anything, all happened before the start, and each may be the one.
+fn report_threads(scheduler: &Scheduler, reader: &Reader, known: &Known) -> Result<()> {
+    let mut unseen = Vec::new();
+    let mut seen = false;
+    for tid in reader.threads(&known.process) {
+        let Some(used) = scheduler.thread_use(tid)? else { continue };
+        let own = used.evidence & !EV_PROCESS;
+        seen |= own != 0;
+        if own & EV_MMAP != 0 {
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: known.gpus & used.gpus })?;
+        } else if own == 0 {
+            unseen.push(tid);
+        }
+    }
+    if !seen {
+        for tid in unseen {
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_PROCESS, gpus: known.gpus })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Processes as /proc shows them. Everything here may vanish while it is read; that is "not there", never an error.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use crate::scheduler::dev_t;
+
+/// `KCMP_FILE` of kcmp(2).
+const KCMP_FILE: libc::c_int = 0;
+
+/// One process. Two are equal only if they are the same one, and not merely of the same PID.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its PID.
+    pub pid: u32,
+    parent: u32,
+    /// When it started, in clock ticks since boot: field 22 of proc_pid_stat(5).
+    start_ticks: u64,
+}
+
+impl Process {
+    /// Whether this is the process that started at `start_ns` (`start_boottime`), as near as /proc tells.
+    pub fn has_started_at(&self, start_ns: u64) -> bool {
+        self.start_ticks == start_ns / tick_ns()
+    }
+}
+
+/// Length of a clock tick of /proc, in nanoseconds.
+fn tick_ns() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    1_000_000_000 / u64::try_from(hz).unwrap_or(100).max(1)
+}
+
+/// Reads a /proc.
+#[derive(Debug)]
+pub struct Reader {
+    proc: PathBuf,
+}
+
+impl Reader {
+    /// `proc` is where it is mounted.
+    pub fn new(proc: impl Into<PathBuf>) -> Self {
+        Self { proc: proc.into() }
+    }
+
+    /// All processes.
+    pub fn all(&self) -> Vec<Process> {
+        self.numbers(self.proc.clone()).into_iter().filter_map(|pid| self.process(pid)).collect()
+    }
+
+    /// The process of this PID.
+    pub fn process(&self, pid: u32) -> Option<Process> {
+        parse_stat(pid, &fs::read_to_string(self.proc.join(format!("{pid}/stat"))).ok()?)
+    }
+
+    /// Its threads.
+    pub fn threads(&self, process: &Process) -> Vec<u32> {
+        self.numbers(self.proc.join(format!("{}/task", process.pid)))
+    }
+
+    /// The GPUs, as bits, whose devices it holds open.
+    pub fn held(&self, process: &Process, devices: &BTreeMap<u32, u64>) -> u64 {
+        self.open_devices(process.pid, devices).into_values().fold(0, |all, gpus| all | gpus)
+    }
+
+    /// Whether all GPU files it holds came from its parent by fork(2): a loader, not a user of the GPU.
+    pub fn has_inherited(&self, process: &Process, devices: &BTreeMap<u32, u64>) -> bool {
+        let parents = self.open_devices(process.parent, devices);
+        self.open_devices(process.pid, devices)
+            .keys()
+            .all(|&fd| parents.contains_key(&fd) && is_same_file(process.pid, process.parent, fd))
+    }
+
+    /// Its open files that are GPU devices: file descriptor and GPUs.
+    fn open_devices(&self, pid: u32, devices: &BTreeMap<u32, u64>) -> BTreeMap<u32, u64> {
+        let dir = self.proc.join(format!("{pid}/fd"));
+        let gpus_of = |fd: u32| {
+            // Follows the link to the open file itself; the device is not opened.
+            let device = fs::metadata(dir.join(fd.to_string())).ok()?.rdev();
+            devices.get(&dev_t(libc::major(device), libc::minor(device))).map(|&gpus| (fd, gpus))
+        };
+        self.numbers(dir.clone()).into_iter().filter_map(gpus_of).collect()
+    }
+
+    fn numbers(&self, dir: PathBuf) -> Vec<u32> {
+        let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+    }
+}
+
+/// Whether two processes have the same open file behind a descriptor of the same number.
+fn is_same_file(pid: u32, other: u32, fd: u32) -> bool {
+    // SAFETY: kcmp takes numbers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, pid, other, KCMP_FILE, libc::c_ulong::from(fd), libc::c_ulong::from(fd)) == 0 }
+}
+
+/// Parent and start time from the text of /proc/PID/stat. The command in it may hold any characters.
+fn parse_stat(pid: u32, stat: &str) -> Option<Process> {
+    let (_, after_command) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = after_command.split_whitespace().collect();
+    Some(Process { pid, parent: fields.get(1)?.parse().ok()?, start_ticks: fields.get(19)?.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_with_spaces_and_brackets_does_not_shift_the_fields() {
+        let stat = "7 (a) b) S 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
+        assert_eq!(parse_stat(7, stat), Some(Process { pid: 7, parent: 3, start_ticks: 4711 }));
+        assert_eq!(parse_stat(7, "7 (a) S 3"), None);
+    }
+
+    #[test]
+    fn a_process_of_the_same_pid_that_started_later_is_another_one() {
+        let process = Process { pid: 7, parent: 1, start_ticks: 100 };
+        assert!(process.has_started_at(100 * tick_ns() + 1));
+        assert!(!process.has_started_at(101 * tick_ns()));
+    }
+
+    #[test]
+    fn a_device_held_open_is_found_and_a_child_that_got_it_by_fork_has_inherited_it() {
+        let null = fs::File::open("/dev/null").unwrap();
+        let device = null.metadata().unwrap().rdev();
+        let devices = BTreeMap::from([(dev_t(libc::major(device), libc::minor(device)), 0b100)]);
+        let reader = Reader::new("/proc");
+        let own = reader.process(std::process::id()).unwrap();
+        assert_eq!(reader.held(&own, &devices), 0b100);
+
+        // A child that only waits; it must not run Rust code after fork in a threaded process.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            unsafe {
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        let child_process = reader.process(child as u32).unwrap();
+        assert_eq!(reader.held(&child_process, &devices), 0b100);
+        assert!(reader.has_inherited(&child_process, &devices));
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert_eq!(reader.held(&child_process, &devices), 0);
+    }
+}
