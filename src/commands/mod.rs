@@ -1,1 +1,3 @@
 //! One file per command of the command line.
+
+pub mod topology;
