@@ -71,7 +71,11 @@ pub fn load(input: Input<'_>) -> Result<Found> {
         Input::Tree(tree) if tree.root() != Path::new("/") => Some(tree.root()),
         _ => None,
     };
-    let (topology, ignored_variables) = with_clean_environment(root, || build(input));
+    let load = || match input {
+        Input::Tree(_) => build(None),
+        Input::Xml(text) => build(Some(text)).or_else(|error| build(Some(&as_version_2(text).ok_or(error)?))),
+    };
+    let (topology, ignored_variables) = with_clean_environment(matches!(input, Input::Tree(_)), root, load);
     let topology = topology?;
     let tree = match input {
         Input::Tree(tree) => Some(tree),
@@ -82,9 +86,17 @@ pub fn load(input: Input<'_>) -> Result<Found> {
     Ok(found)
 }
 
-fn build(input: Input<'_>) -> Result<Topology> {
+/// hwloc 2 refuses what hwloc 3 exports, although all that is read here means the same in both (the types of OS devices
+/// do not, and are not read). `None` if it is not such an export.
+fn as_version_2(text: &str) -> Option<String> {
+    let (before, after) = text.split_once("<topology version=\"3.")?;
+    let (_, rest) = after.split_once('"')?;
+    Some(format!("{before}<topology version=\"2.0\"{rest}"))
+}
+
+fn build(xml: Option<&str>) -> Result<Topology> {
     let mut builder = TopologyBuilder::new();
-    if let Input::Xml(text) = input {
+    if let Some(text) = xml {
         builder = builder.from_xml(text).context("hwloc cannot read this as one of its XML exports")?;
     }
     builder
@@ -98,14 +110,15 @@ fn build(input: Input<'_>) -> Result<Topology> {
 }
 
 /// Runs `load` with no `HWLOC_*` variable but ours, and says which it removed.
-fn with_clean_environment<T>(root: Option<&Path>, load: impl FnOnce() -> T) -> (T, Vec<String>) {
+fn with_clean_environment<T>(reads_tree: bool, root: Option<&Path>, load: impl FnOnce() -> T) -> (T, Vec<String>) {
     static ENVIRONMENT: Mutex<()> = Mutex::new(());
     let _one_at_a_time = ENVIRONMENT.lock().unwrap_or_else(PoisonError::into_inner);
     let present: Vec<String> = std::env::vars_os()
         .filter_map(|(name, _)| name.into_string().ok())
         .filter(|name| name.starts_with("HWLOC_"))
         .collect();
-    let mut ours = vec![("HWLOC_COMPONENTS", "linux,stop".into()), ("HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES", "1".into())];
+    let mut ours = vec![("HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES", "1".into())];
+    ours.extend(reads_tree.then(|| ("HWLOC_COMPONENTS", "linux,stop".into())));
     ours.extend(root.map(|root| ("HWLOC_FSROOT", root.as_os_str().to_owned())));
     // SAFETY: the lock keeps this module's changes apart, Rust's own accesses are serialised by the standard library,
     // and the only C code of this program that reads the environment meanwhile is hwloc, in this thread.
