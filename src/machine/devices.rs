@@ -171,7 +171,8 @@ fn sort_out(candidates: impl Iterator<Item = Candidate>) -> Scan {
         match candidate.unfit() {
             None => scan.gpus.push(candidate),
             Some(reason) => {
-                scan.left_out.push(LeftOut { name: candidate.title(), pci: candidate.pci, reason: reason.into() })
+                let name = candidate.title().replace("GPU", "display");
+                scan.left_out.push(LeftOut { name, pci: candidate.pci, reason: reason.into() })
             }
         }
     }

@@ -22,6 +22,15 @@ impl Machine {
     /// A file that the user named cannot be read or understood, or there is no CPU topology. What else goes wrong
     /// ends up in [`Machine::notes`].
     pub fn discover(sources: &Sources) -> Result<Machine> {
+        Self::discover_with(sources, None)
+    }
+
+    /// As [`Machine::discover`], asking NVML through a thread that runs already, for there must be one only.
+    /// [`Sources::nvml`] then does not matter.
+    ///
+    /// # Errors
+    /// As [`Machine::discover`].
+    pub fn discover_with(sources: &Sources, nvml: Option<&NvmlThread>) -> Result<Machine> {
         let tree = Tree::new(sources.sysroot.clone().unwrap_or_else(|| "/".into()));
         let (found, scan) = match (&sources.hwloc_xml, &sources.sysroot) {
             (Some(_), Some(_)) => bail!("an hwloc XML file and a sysroot are two machines; name one of them"),
@@ -59,7 +68,10 @@ impl Machine {
         }
 
         let has_nvidia = scan.gpus.iter().any(|gpu| gpu.vendor() == Vendor::Nvidia);
-        let mut nvml = ask_nvml(sources, here, has_nvidia, &mut notes);
+        let mut nvml = match nvml {
+            Some(thread) => describe_gpus(thread, sources, &mut notes),
+            None => ask_nvml(sources, here, has_nvidia, &mut notes),
+        };
         let places = NcclFiles::read(sources, (sources.hwloc_xml.is_none()).then_some(&tree), &scan, &mut notes)?;
 
         let layout = Layout { cpus: &found.cpus, nodes: &found.nodes };
@@ -142,8 +154,8 @@ fn ask_nvml(sources: &Sources, here: bool, has_nvidia: bool, notes: &mut Vec<Str
     if !here && sources.nvml == NvmlSource::Auto {
         return NvmlGpus::default();
     }
-    let thread = match NvmlThread::start(&sources.nvml, sources.nvml_timeout) {
-        Ok(thread) => thread,
+    match NvmlThread::start(&sources.nvml, sources.nvml_timeout) {
+        Ok(thread) => describe_gpus(&thread, sources, notes),
         Err(Absent::NotThere) => {
             if has_nvidia && sources.nvml == NvmlSource::Auto {
                 notes.push(
@@ -152,21 +164,23 @@ fn ask_nvml(sources: &Sources, here: bool, has_nvidia: bool, notes: &mut Vec<Str
                         .into(),
                 );
             }
-            return NvmlGpus::default();
+            NvmlGpus::default()
         }
         Err(Absent::Broken(reason)) => {
             notes.push(format!(
                 "NVML does not work: {reason}. Homes come from sysfs, and UUIDs, MIG instances and NVML's process lists \
                  are missing. Check with `nvidia-smi`."
             ));
-            return NvmlGpus::default();
+            NvmlGpus::default()
         }
-    };
-    let found = nvml::gpus(&thread, sources.nvml_timeout);
+    }
+}
+
+fn describe_gpus(thread: &NvmlThread, sources: &Sources, notes: &mut Vec<String>) -> NvmlGpus {
+    let found = nvml::gpus(thread, sources.nvml_timeout);
     notes.extend(found.faults.iter().map(|fault| {
         format!(
-            "{fault}. What sysfs says about it is used; other GPUs are not affected. Check with `nvidia-smi` and \
-                 `dmesg`."
+            "{fault}. What sysfs says about it is used; other GPUs are not affected. Check with `nvidia-smi` and `dmesg`."
         )
     }));
     found

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -36,9 +37,24 @@ pub enum NvmlSource {
     Library(PathBuf),
 }
 
+/// Whether an NVML thread lives. There is one at most.
+static ALIVE: AtomicBool = AtomicBool::new(false);
+
+/// Held by the thread for as long as it lives.
+struct Alive {
+    /// Its other end learns of the thread's end.
+    _ended: Sender<()>,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        ALIVE.store(false, Ordering::Release);
+    }
+}
+
 type Question = Box<dyn FnOnce(&Nvml) + Send>;
 
-/// The only thread that calls NVML. It ends when this is dropped and no call hangs.
+/// The only thread that calls NVML; a second cannot be started while it lives. It ends when this is dropped and no call hangs.
 #[derive(Debug)]
 pub struct NvmlThread {
     questions: Sender<Question>,
@@ -70,9 +86,14 @@ impl NvmlThread {
             NvmlSource::Auto => LIBRARY.into(),
             NvmlSource::Library(path) => path.into(),
         };
+        if ALIVE.swap(true, Ordering::AcqRel) {
+            return Err(Absent::Broken("it is in use already, or a call from before still hangs".into()));
+        }
         let (questions, inbox) = channel::<Question>();
         let (started, start) = channel();
         let (alive, ended) = channel::<()>();
+        // Made here, so that it goes away even if the thread cannot be started.
+        let alive = Alive { _ended: alive };
         let thread = move || {
             let _alive = alive;
             // A driver with no GPU yet is no error: one may come.
@@ -124,9 +145,8 @@ impl Drop for NvmlThread {
         // Ends the thread's loop. Waiting keeps a next NVML thread from overlapping with this one; a hung call is
         // left to the driver.
         self.questions = channel().0;
-        while let Err(RecvTimeoutError::Timeout) = self.ended.recv_timeout(Duration::from_millis(500)) {
-            log::warn!("NVML hangs in a call; left it alone");
-            break;
+        if self.ended.recv_timeout(Duration::from_millis(500)) == Err(RecvTimeoutError::Timeout) {
+            log::warn!("NVML hangs in a call and was left alone; it cannot be asked again until that call returns");
         }
     }
 }
@@ -206,7 +226,7 @@ fn describe(nvml: &Nvml, index: u32) -> Result<NvmlGpu, NvmlError> {
     // Without an address, nothing else could be matched to a GPU.
     let pci = device.pci_info()?.bus_id.parse().ok();
     // Everything below is a detail that some GPU or driver does not offer.
-    let words = |words: Vec<std::ffi::c_ulong>| CpuSet::from_words(words.into_iter().map(|word| word as u64));
+    let words = |words: Vec<std::ffi::c_ulong>| CpuSet::from_words(words);
     let near = device.cpu_affinity_within_scope(AFFINITY_WORDS, SCOPE_NODE).map(words).unwrap_or_default();
     let cpus = match near.is_empty() {
         true => device.cpu_affinity(AFFINITY_WORDS).map(words).unwrap_or_default(),
