@@ -3,7 +3,8 @@
 //! What counts as a GPU is what can compute. A display controller whose driver offers no render node cannot (BMCs
 //! such as ASPEED's and Matrox', bochs, cirrus), nor can the few BMC chips whose shared driver offers one by habit.
 //! A display controller without any DRM driver counts if it is of a vendor whose GPUs compute: it may be driven by
-//! NVIDIA's driver alone, be passed through to a guest, or await its driver.
+//! NVIDIA's driver alone, be passed through to a guest, or await its driver. SR-IOV makes virtual functions by the
+//! dozen; one that has no driver is nothing yet.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,8 @@ pub struct Candidate {
     pub place: SysfsPlace,
     /// Whether NVIDIA's driver lists it.
     pub nvidia: bool,
+    /// Whether it is a virtual function (SR-IOV).
+    virtual_function: bool,
     /// Whether a DRM driver shows it.
     drm: bool,
     /// Whether that driver offers a render node.
@@ -107,6 +110,9 @@ impl Candidate {
         }
         if self.render {
             return None;
+        }
+        if self.virtual_function && self.driver.is_none() {
+            return Some("a virtual function that no driver uses");
         }
         if self.drm {
             return Some("its driver offers no render node, so it shows pictures and computes nothing");
@@ -210,6 +216,7 @@ fn pci_candidate(tree: &Tree, address: PciAddress) -> Candidate {
         driver: tree.link_name(path.join("driver")),
         irqs,
         place: place(tree, &path),
+        virtual_function: tree.link(path.join("physfn")).is_some(),
         ..Candidate::default()
     }
 }
@@ -431,6 +438,13 @@ mod tests {
         ] {
             assert!(candidate.unfit().is_none(), "{candidate:?}");
         }
+    }
+
+    #[test]
+    fn a_virtual_function_counts_once_something_drives_it() {
+        let idle = Candidate { virtual_function: true, ..display(0x8086, 0x56c0, 0x038000) };
+        assert!(idle.unfit().is_some());
+        assert!(Candidate { driver: Some("vfio-pci".into()), ..idle }.unfit().is_none());
     }
 
     #[test]

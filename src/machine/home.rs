@@ -78,7 +78,8 @@ pub fn decide(layout: Layout<'_>, clues: &Clues) -> Decision {
     proposals.extend(named.map(|cpus| (HomeSource::NcclTopo, cpus)));
     let sysfs = clues.sysfs.as_ref().and_then(|place| layout.by_sysfs(place, &mut remarks));
     proposals.extend(sysfs.map(|cpus| (HomeSource::Sysfs, cpus)));
-    let hwloc = clues.hwloc.as_ref().and_then(|cpus| layout.telling(cpus));
+    // hwloc hangs what it knows no place for below all CPUs.
+    let hwloc = clues.hwloc.as_ref().and_then(|cpus| layout.telling(cpus)).filter(|cpus| *cpus != layout.online());
     proposals.extend(hwloc.clone().map(|cpus| (HomeSource::Hwloc, cpus)));
     let nvml = clues.nvml.as_ref().and_then(|place| layout.by_nvml(place));
     proposals.extend(nvml.map(|cpus| (HomeSource::Nvml, cpus)));
@@ -316,7 +317,7 @@ mod tests {
         machine.0[2].capacity = 1000;
         machine.0[0].capacity = 900;
         let Home::Known { order, .. } = decided(&machine, &sysfs(0, "0-3")).home else { panic!() };
-        assert_eq!(order, [2, 0, 3, 1]);
+        assert_eq!(order, [2, 0, 1, 3]);
         let clues = Clues { hwloc: Some(list("0-1")), ..sysfs(0, "0-3") };
         let Home::Known { order, cpus, .. } = decided(&machine, &clues).home else { panic!() };
         assert_eq!(order, [0, 1, 2, 3]);

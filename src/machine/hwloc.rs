@@ -83,6 +83,16 @@ pub fn load(input: Input<'_>) -> Result<Found> {
     };
     let mut found = describe(&topology, tree)?;
     found.ignored_variables = ignored_variables;
+    if let Input::Xml(text) = input {
+        for (object, cpus) in super::wide_pci::find(text)? {
+            if found.pci.iter().any(|known| known.address == object.address) {
+                continue; // hwloc 3 keeps them.
+            }
+            found.loose.retain(|name| !object.os_devices.contains(name));
+            found.places.insert(object.address, cpus);
+            found.pci.push(object);
+        }
+    }
     Ok(found)
 }
 

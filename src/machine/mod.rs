@@ -13,6 +13,8 @@ mod nccl;
 pub mod nvml;
 mod pci;
 pub mod sysfs;
+mod wide_pci;
+mod xml;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -15,6 +15,7 @@ use quick_xml::events::{BytesStart, Event};
 use super::cpuset::CpuSet;
 use super::pci::PciAddress;
 use super::sysfs::Tree;
+use super::xml::attribute;
 
 /// What a file says of one PCI device. A file names NICs, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,11 +88,6 @@ fn cpu_place(tag: &BytesStart<'_>) -> Result<Place> {
     // A hint is not worth refusing the file for.
     let affinity = attribute(tag, "affinity")?.and_then(|text| CpuSet::from_mask(&text).ok());
     Ok(Place { node, affinity: affinity.filter(|mask| !mask.is_empty()) })
-}
-
-fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<Option<String>> {
-    let attribute = tag.try_get_attribute(name).context("broken attribute")?;
-    attribute.map(|attribute| Ok(attribute.unescape_value()?.into_owned())).transpose()
 }
 
 /// Reads the file at `path`.

@@ -164,7 +164,7 @@ fn explain(error: &NvmlError) -> String {
 
 /// What NVML says about one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NvmlGpu {
+pub(super) struct NvmlGpu {
     /// PCI address.
     pub pci: Option<PciAddress>,
     /// UUID.
@@ -183,7 +183,7 @@ pub struct NvmlGpu {
 
 /// What NVML says about all GPUs.
 #[derive(Clone, Debug, Default)]
-pub struct NvmlGpus {
+pub(super) struct NvmlGpus {
     /// Those it could describe.
     pub gpus: Vec<NvmlGpu>,
     /// What went wrong with the others.
@@ -192,7 +192,7 @@ pub struct NvmlGpus {
 
 /// Describes every GPU that NVML knows. An error or a hang with one of them leaves the ones before it intact, an
 /// error those after it, too.
-pub fn gpus(nvml: &NvmlThread, timeout: Duration) -> NvmlGpus {
+pub(super) fn gpus(nvml: &NvmlThread, timeout: Duration) -> NvmlGpus {
     let mut found = NvmlGpus::default();
     let hung = |what: String| format!("NVML did not answer within {} s when asked for {what}", timeout.as_secs_f32());
     let count = match nvml.ask(timeout, Nvml::device_count) {
