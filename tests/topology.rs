@@ -229,6 +229,7 @@ fn every_device_of_a_gpu_is_found_and_shared_ones_are_nobodys() {
     root.write("sys/bus/pci/devices/0000:01:00.0/msi_irqs/100", "msix");
     let amd = Device { vendor: 0x1002, device: 0x740f, class: 0x038000, ..nvidia("0000:41:00.0", 1) };
     root.pci(&Device { driver: Some("amdgpu"), drm: Some((0, true)), ..amd });
+    root.write("sys/bus/pci/devices/0000:41:00.0/unique_id", "18f68e602b8a790f");
     root.write("sys/class/kfd/kfd/dev", "510:0");
     let machine = of_tree(root.path());
     let numbers = |gpu: &Gpu| gpu.devices.iter().map(|device| (device.major, device.minor)).collect::<Vec<_>>();
@@ -236,6 +237,7 @@ fn every_device_of_a_gpu_is_found_and_shared_ones_are_nobodys() {
     assert_eq!(machine.gpus[0].name, "NVIDIA H100");
     assert_eq!(machine.gpus[0].irqs, [100, 101]);
     assert_eq!(numbers(&machine.gpus[1]), [(226, 0), (226, 128)]);
+    assert_eq!(machine.gpus[1].uuid.as_deref(), Some("GPU-18f68e602b8a790f"));
     assert_eq!((machine.gpus[1].vendor, &machine.gpus[1].irqs[..]), (Vendor::Amd, &[11][..]));
     let shared: Vec<_> = machine
         .shared_devices

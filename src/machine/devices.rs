@@ -35,6 +35,8 @@ pub struct Candidate {
     pub ids: Option<(u32, u32)>,
     /// A name from the driver.
     pub name: Option<String>,
+    /// UUID, where the driver's files have one.
+    pub uuid: Option<String>,
     /// The driver bound to it.
     pub driver: Option<String>,
     /// Its own character devices.
@@ -213,6 +215,8 @@ fn pci_candidate(tree: &Tree, address: PciAddress) -> Candidate {
         class: id("class"),
         ids: id("vendor").zip(id("device")),
         name: tree.text(path.join("product_name")).filter(|name| !name.is_empty()),
+        // AMD's, in the form that its tools and HIP_VISIBLE_DEVICES use.
+        uuid: tree.text(path.join("unique_id")).filter(|id| !id.is_empty()).map(|id| format!("GPU-{id}")),
         driver: tree.link_name(path.join("driver")),
         irqs,
         place: place(tree, &path),

@@ -129,7 +129,7 @@ fn gpu(index: u32, candidate: Candidate, nvml: NvmlGpu, home: Home) -> Gpu {
         vendor,
         name: nvml.name.unwrap_or(title),
         pci: candidate.pci,
-        uuid: nvml.uuid,
+        uuid: nvml.uuid.or(candidate.uuid),
         driver: candidate.driver,
         devices,
         irqs: candidate.irqs,
@@ -166,6 +166,8 @@ fn ask_nvml(sources: &Sources, here: bool, has_nvidia: bool, notes: &mut Vec<Str
             }
             NvmlGpus::default()
         }
+        // A library left over on a machine without NVIDIA GPUs concerns nobody.
+        Err(Absent::Broken(_)) if !has_nvidia && sources.nvml == NvmlSource::Auto => NvmlGpus::default(),
         Err(Absent::Broken(reason)) => {
             notes.push(format!(
                 "NVML does not work: {reason}. Homes come from sysfs, and UUIDs, MIG instances and NVML's process lists \

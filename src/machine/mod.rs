@@ -164,7 +164,7 @@ pub struct Gpu {
     pub name: String,
     /// PCI address, unless it is not on PCI.
     pub pci: Option<PciAddress>,
-    /// UUID, from NVML.
+    /// UUID, from NVML or AMD's driver.
     pub uuid: Option<String>,
     /// The kernel driver bound to it, for example `nvidia` or `vfio-pci`.
     pub driver: Option<String>,
