@@ -89,13 +89,18 @@ static void account_running(struct task_ctx *tctx, u64 now)
 	}
 }
 
-/* @tctx, a feeder, ran @run_ns on @cpu and left it, @runnable or to sleep. */
-static void account_stopping(struct task_ctx *tctx, s32 cpu, u64 run_ns, bool runnable, u64 now)
+/* @tctx, a feeder, ran @run_ns on @cpu. */
+static void account_run(struct task_ctx *tctx, s32 cpu, u64 run_ns)
 {
 	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
 
 	__sync_fetch_and_add(is_home(cpu, tctx->domain) ? &stats->home_ns : &stats->away_ns, run_ns);
 	tctx->run_ns += run_ns;
+}
+
+/* @tctx, a feeder, left its CPU, @runnable or to sleep. */
+static void account_stopping(struct task_ctx *tctx, bool runnable, u64 now)
+{
 	if (runnable) {
 		account_waiting(tctx, now);
 		return;

@@ -59,7 +59,32 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 		enqueue_ordinary(p, tctx, enq_flags);
 }
 
-/* True when @prev, a feeder whose turn on @cpu ended with no other feeder waiting, may have another. */
+/*
+ * Takes account of what @p ran on @cpu since the last time: its vtime, and for
+ * a feeder its domain's budget and its GPU's counters.
+ */
+static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, struct cpu_ctx *cctx)
+{
+	u64 run_ns = p->se.sum_exec_runtime - cctx->run_sum_ns;
+	u64 vtime = p->scx.dsq_vtime + vtime_of(p, run_ns);
+
+	cctx->run_sum_ns = p->se.sum_exec_runtime;
+	if (feeder) {
+		u64 limit = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
+
+		account_run(feeder, cpu, run_ns);
+		charge_budget(feeder->domain, run_ns);
+		/* What it ran by the bandwidth grant is paid from the budget: it owes a slice at most. */
+		if (time_after(vtime, limit))
+			vtime = limit;
+	}
+	scx_bpf_task_set_dsq_vtime(p, vtime);
+}
+
+/*
+ * True when @prev, a feeder whose turn on @cpu ended with no other feeder
+ * waiting, has another: at home, within its domain's budget.
+ */
 static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u64 now)
 {
 	struct task_ctx *tctx;
@@ -67,8 +92,13 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	if (cctx->user != CPU_FEEDER || cctx->has_pinned || !(prev->scx.flags & SCX_TASK_QUEUED))
 		return false;
 	tctx = task_ctx_of(prev);
-	return tctx && is_feeder(tctx, now) && is_home(cpu, tctx->domain) &&
-	       has_bandwidth(tctx->domain, tctx->gpu, now);
+	if (!tctx || !is_feeder(tctx, now) || !is_home(cpu, tctx->domain))
+		return false;
+	settle(prev, tctx, cpu, cctx);
+	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
+		return false;
+	scx_bpf_task_set_slice(prev, feeder_slice_ns);
+	return true;
 }
 
 void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
@@ -79,10 +109,8 @@ void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 	if (gpus_are_used(now)) {
 		if (dispatch_feeder(cpu))
 			return;
-		if (prev && keeps_cpu(cpu, cctx, prev, now)) {
-			scx_bpf_task_set_slice(prev, feeder_slice_ns);
+		if (prev && keeps_cpu(cpu, cctx, prev, now))
 			return;
-		}
 		if (dispatch_ordinary(cpu, cctx))
 			return;
 		steal_feeder();
@@ -123,23 +151,11 @@ void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-	u64 run_ns = p->se.sum_exec_runtime - cctx->run_sum_ns;
-	u64 vtime = p->scx.dsq_vtime + vtime_of(p, run_ns);
+	struct task_ctx *feeder = cctx->user == CPU_FEEDER ? task_ctx_of(p) : NULL;
 
-	if (cctx->user == CPU_FEEDER) {
-		struct task_ctx *tctx = task_ctx_of(p);
-
-		if (tctx) {
-			u64 limit = llc_ctx_of(tctx->llc)->vtime_now + slice_ns;
-
-			account_stopping(tctx, cpu, run_ns, runnable, scx_bpf_now());
-			charge_budget(tctx->domain, run_ns);
-			/* What it ran by the bandwidth grant is paid from the budget: it owes a slice at most. */
-			if (time_after(vtime, limit))
-				vtime = limit;
-		}
-	}
-	scx_bpf_task_set_dsq_vtime(p, vtime);
+	settle(p, feeder, cpu, cctx);
+	if (feeder)
+		account_stopping(feeder, runnable, scx_bpf_now());
 	cctx->user = CPU_OTHER;
 }
 
