@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::fair::FairReport;
 use crate::feed::FeedArgs;
 use crate::work::UNITS_PER_MS;
 
@@ -149,4 +150,14 @@ pub fn ms(ns: u64) -> f64 {
 /// A share as a percentage, or a dash.
 pub fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".to_string(), |share| format!("{:.1} %", share * 100.0))
+}
+
+/// Prints micro-benchmarks for people.
+pub fn print_fair(reports: &[FairReport]) {
+    println!("{:<16} {:>12} {:<8} {:>8} {:>5}", "benchmark", "median", "", "spread", "runs");
+    for report in reports {
+        let FairReport { unit, median, spread, runs, .. } = report;
+        let (name, spread) = (report.what.name(), percent(Some(*spread)));
+        println!("{name:<16} {median:>12.0} {unit:<8} {spread:>8} {:>5}", runs.len());
+    }
 }
