@@ -204,7 +204,7 @@ fn exchange(for_ns: u64) -> Result<f64> {
     const PER_GROUP: usize = 5;
     const MESSAGE: [u8; 100] = [1; 100];
     /// Guess of the time a message takes; only the length of the benchmark depends on it.
-    const GUESS_NS: u64 = 8000;
+    const GUESS_NS: u64 = 5000;
     #[derive(Debug)]
     struct Gate {
         ready: AtomicU32,

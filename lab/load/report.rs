@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::Value;
 
+use crate::compare::{Comparison, Contender, Role, Scenario};
 use crate::fair::FairReport;
 use crate::feed::FeedArgs;
 use crate::work::UNITS_PER_MS;
@@ -160,4 +162,140 @@ pub fn print_fair(reports: &[FairReport]) {
         let (name, spread) = (report.what.name(), percent(Some(*spread)));
         println!("{name:<16} {median:>12.0} {unit:<8} {spread:>8} {:>5}", runs.len());
     }
+}
+
+fn number(feed: &Value, key: &str) -> Option<f64> {
+    feed.get(key)?.as_f64()
+}
+
+fn plain(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "–".to_string(), |value| format!("{value:.digits$}"))
+}
+
+/// One `feed` run in a few words.
+pub fn summary(feed: &Value) -> String {
+    format!(
+        "GPU busy {}, run delay {}, wake-up p99 {} ms, at home {}",
+        plain(number(feed, "gpu_busy"), 3),
+        percent(number(feed, "delay_share")),
+        plain(number(feed, "wake_p99_ns").map(|ns| ns / 1e6), 2),
+        percent(number(feed, "home_share"))
+    )
+}
+
+/// Prints a comparison for people: a table a scenario, one of micro-benchmarks, and what they show.
+pub fn print_comparison(comparison: &Comparison) {
+    println!("Linux {}, {} s measured in each run", comparison.kernel, comparison.seconds);
+    let width = comparison.contenders.iter().map(|contender| contender.name.len()).max().unwrap_or(0);
+    let mut scenarios: Vec<Scenario> = Vec::new();
+    for run in comparison.contenders.iter().flat_map(|contender| &contender.runs) {
+        if !scenarios.contains(&run.scenario) {
+            scenarios.push(run.scenario);
+        }
+    }
+    for &scenario in &scenarios {
+        println!("\n{}", scenario.title());
+        println!(
+            "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
+            "", "GPU", "run", "wake-up, ms", "at", "background", "total", "idle", "longest"
+        );
+        println!(
+            "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
+            "scheduler", "busy", "delay", "p50 / p99", "home", "work", "work", "CPUs", "gap, ms"
+        );
+        for contender in &comparison.contenders {
+            if let Some(feed) = contender.feed(scenario) {
+                print_run(comparison, contender, scenario, feed, width);
+            }
+        }
+    }
+    print_fair_ratios(comparison, width);
+    println!();
+    for contender in &comparison.contenders {
+        if let Some(failure) = &contender.failure {
+            println!("{} failed: {failure}", contender.name);
+        }
+    }
+    println!("Work is relative to EEVDF. Figures are ratios to hold against each other, not latencies to quote.");
+    for contender in comparison.contenders.iter().filter(|contender| contender.role == Role::Judged) {
+        print_verdict(comparison, contender, &scenarios);
+    }
+}
+
+impl Contender {
+    fn feed(&self, scenario: Scenario) -> Option<&Value> {
+        self.runs.iter().find(|run| run.scenario == scenario).map(|run| &run.feed)
+    }
+}
+
+impl Comparison {
+    fn contender(&self, role: Role) -> Option<&Contender> {
+        self.contenders.iter().find(|contender| contender.role == role)
+    }
+
+    /// `key` of `feed` as a multiple of what `role` reached in that scenario.
+    fn ratio(&self, role: Role, scenario: Scenario, feed: &Value, key: &str) -> Option<f64> {
+        let base = number(self.contender(role)?.feed(scenario)?, key)?;
+        (base > 0.0).then_some(number(feed, key)? / base)
+    }
+}
+
+fn print_run(comparison: &Comparison, contender: &Contender, scenario: Scenario, feed: &Value, width: usize) {
+    let relative = |key| plain(comparison.ratio(Role::Baseline, scenario, feed, key), 2);
+    let wake = |key| plain(number(feed, key).map(|ns| ns / 1e6), 2);
+    let gap = feed.get("hogs").and_then(|hogs| number(hogs, "max_gap_ms"));
+    println!(
+        "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
+        contender.name,
+        plain(number(feed, "gpu_busy"), 3),
+        percent(number(feed, "delay_share")),
+        format!("{} / {}", wake("wake_p50_ns"), wake("wake_p99_ns")),
+        percent(number(feed, "home_share")),
+        relative("background_units"),
+        relative("total_units"),
+        plain(number(feed, "idle_cpus"), 2),
+        plain(gap, 0),
+    );
+}
+
+fn print_fair_ratios(comparison: &Comparison, width: usize) {
+    let Some(base) = comparison.contender(Role::Baseline).filter(|base| !base.fair.is_empty()) else { return };
+    println!("\nmicro-benchmarks (EEVDF, then ratios to it; below 1 is better for ns/op, above 1 for steps/s)");
+    let others = || comparison.contenders.iter().filter(|other| other.role != Role::Baseline && !other.fair.is_empty());
+    print!("  {:<16} {:>18}", "", base.name);
+    others().for_each(|other| print!(" {:>width$}", other.name));
+    println!();
+    for row in &base.fair {
+        let text = |key| row.get(key).and_then(Value::as_str).unwrap_or_default();
+        let median = number(row, "median");
+        print!("  {:<16} {:>10} {:<7}", text("what"), plain(median, 0), text("unit"));
+        for other in others() {
+            let same = other.fair.iter().find(|candidate| candidate.get("what") == row.get("what"));
+            let ratio = same.and_then(|same| Some(number(same, "median")? / median?));
+            print!(" {:>width$}", plain(ratio, 2));
+        }
+        println!();
+    }
+}
+
+/// Says in two sentences what the numbers show of the judged scheduler.
+fn print_verdict(comparison: &Comparison, judged: &Contender, scenarios: &[Scenario]) {
+    let range = |role: Role, key: &str| {
+        let ratio = |&scenario| comparison.ratio(role, scenario, judged.feed(scenario)?, key);
+        let ratios: Vec<f64> = scenarios.iter().filter_map(ratio).collect();
+        let lowest = ratios.iter().copied().reduce(f64::min)?;
+        Some((lowest, ratios.iter().copied().reduce(f64::max)?))
+    };
+    let show = |range: Option<(f64, f64)>| match range {
+        Some((low, high)) if high - low < 0.005 => format!("{low:.2}"),
+        Some((low, high)) => format!("{low:.2} to {high:.2}"),
+        None => "an unknown part".to_string(),
+    };
+    println!(
+        "With {}, GPUs are busy {} times as long as with EEVDF, and {} of what SCHED_FIFO feeders, the ceiling, reach.",
+        judged.name,
+        show(range(Role::Baseline, "gpu_busy")),
+        show(range(Role::Ceiling, "gpu_busy")),
+    );
+    println!("All work done together comes to {} of EEVDF's.", show(range(Role::Baseline, "total_units")));
 }
