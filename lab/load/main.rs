@@ -1,2 +1,44 @@
-//! The emulated GPU load and its neighbours.
-fn main() {}
+//! `lab_load`: emulated GPU feeders and their noisy neighbours, micro-benchmarks, and schedulers compared by them.
+//!
+//! It runs inside the lab guest, where time is counted in instructions, and needs no GPU: a GPU "kernel" is a timer
+//! that is armed when a feeder submits and wakes it when it expires. It runs on any Linux host too, where its work
+//! takes less time than its names say.
+
+mod compare;
+mod fair;
+mod feed;
+mod feeder;
+mod gpu;
+mod neighbours;
+mod report;
+mod sample;
+mod shared;
+mod sys;
+mod work;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "lab_load", about = "Emulated GPU load, its neighbours, and what they show about a scheduler")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run feeders and neighbours once, under the scheduler that is active now
+    Feed(feed::FeedArgs),
+    /// Run micro-benchmarks of the scheduling path, under the scheduler that is active now
+    Fair(fair::FairArgs),
+    /// Run the feeding scenarios under EEVDF, its SCHED_FIFO ceiling and the named schedulers, and print one table
+    Compare(compare::CompareArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Feed(args) => feed::main(&args),
+        Command::Fair(args) => fair::main(&args),
+        Command::Compare(args) => compare::main(&args),
+    }
+}

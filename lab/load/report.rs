@@ -1,0 +1,301 @@
+//! What a run found, for programs (JSON by serde) and for people (a small table).
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::compare::{Comparison, Contender, Role, Scenario};
+use crate::fair::FairReport;
+use crate::feed::FeedArgs;
+use crate::work::UNITS_PER_MS;
+
+/// Results of `lab_load feed`. Shares are fractions of the measured time; a unit is 10 µs of undisturbed work.
+#[derive(Debug, Serialize)]
+pub struct FeedReport {
+    /// The sched_ext scheduler that was active, or `kernel`.
+    pub scheduler: String,
+    /// Measured time.
+    pub seconds: f64,
+    /// Share of time with a kernel on the GPU, mean over feeders; none without feeders.
+    pub gpu_busy: Option<f64>,
+    /// Share of time runnable but not running, mean over feeders.
+    pub delay_share: Option<f64>,
+    /// Share of samples on a home CPU, mean over feeders whose GPU has a known home.
+    pub home_share: Option<f64>,
+    /// Median of how late feeders ran after their kernel was done.
+    pub wake_p50_ns: u64,
+    /// Its 99th percentile.
+    pub wake_p99_ns: u64,
+    /// Its maximum.
+    pub wake_max_ns: u64,
+    /// Work of hogs and bursty tasks.
+    pub background_units: u64,
+    /// Work of feeders between kernels.
+    pub feeder_units: u64,
+    /// Work that feeders burnt while waiting.
+    pub spin_units: u64,
+    /// Work of loaders.
+    pub loader_units: u64,
+    /// All of the above.
+    pub total_units: u64,
+    /// How hogs fared; none without hogs.
+    pub hogs: Option<HogReport>,
+    /// Share of time each CPU was idle.
+    pub idle: BTreeMap<usize, f64>,
+    /// Their sum: how many CPUs were idle on average.
+    pub idle_cpus: f64,
+    /// Context switches of the whole machine.
+    pub context_switches: u64,
+    /// Each feeder.
+    pub feeders: Vec<FeederReport>,
+    /// What was run.
+    pub options: FeedArgs,
+}
+
+/// How hogs fared.
+#[derive(Debug, Serialize)]
+pub struct HogReport {
+    /// Work of the hog that did least.
+    pub min_units: u64,
+    /// Work of the hog that did most.
+    pub max_units: u64,
+    /// Longest time a hog went without progress.
+    pub max_gap_ms: f64,
+}
+
+/// How one feeder fared; the names are those of [`FeedReport`].
+#[derive(Debug, Serialize)]
+pub struct FeederReport {
+    /// The GPU it feeds.
+    pub gpu: String,
+    /// That GPU's NUMA node; none if unknown.
+    pub node: Option<usize>,
+    /// That GPU's CPUs; none if unknown.
+    pub home: Option<String>,
+    /// Kernel identifier of its thread.
+    pub tid: u64,
+    /// Share of time with its kernel on the GPU.
+    pub gpu_busy: f64,
+    /// Share of time runnable but not running; none if it hardly ran at all.
+    pub delay_share: Option<f64>,
+    /// Share of time running; none if it hardly ran at all.
+    pub cpu_share: Option<f64>,
+    /// Share of samples on a home CPU; none if home is unknown.
+    pub home_share: Option<f64>,
+    /// Median of how late it ran after its kernel was done.
+    pub wake_p50_ns: u64,
+    /// Its 99th percentile.
+    pub wake_p99_ns: u64,
+    /// Its maximum.
+    pub wake_max_ns: u64,
+    /// Longest time between two ends of a wait.
+    pub max_gap_ms: f64,
+    /// Kernels submitted.
+    pub steps: u64,
+    /// Work between kernels.
+    pub units: u64,
+    /// Work burnt while waiting.
+    pub spin_units: u64,
+    /// Samples by the CPU it was seen on.
+    pub cpus: BTreeMap<usize, u32>,
+}
+
+/// Prints a run for people.
+pub fn print_feed(report: &FeedReport) {
+    println!("scheduler {}, {} s measured", report.scheduler, report.seconds);
+    if !report.feeders.is_empty() {
+        println!(
+            "{:<12} {:>7} {:>8} {:>6} {:>7} {:>7} {:>24} {:>7}",
+            "gpu", "home", "feeder", "busy", "delay", "at home", "wake p50/p99/max ms", "kernels"
+        );
+    }
+    for feeder in &report.feeders {
+        let wake =
+            format!("{:.3} / {:.3} / {:.3}", ms(feeder.wake_p50_ns), ms(feeder.wake_p99_ns), ms(feeder.wake_max_ns));
+        println!(
+            "{:<12} {:>7} {:>8} {:>6.3} {:>7} {:>7} {wake:>24} {:>7}",
+            feeder.gpu,
+            feeder.home.as_deref().unwrap_or("unknown"),
+            feeder.tid,
+            feeder.gpu_busy,
+            percent(feeder.delay_share),
+            percent(feeder.home_share),
+            feeder.steps
+        );
+    }
+    let work = |units: u64| units / UNITS_PER_MS;
+    println!(
+        "work done, in ms: background {}, feeders {}, spinning {}, loaders {}, total {}",
+        work(report.background_units),
+        work(report.feeder_units),
+        work(report.spin_units),
+        work(report.loader_units),
+        work(report.total_units)
+    );
+    if let Some(hogs) = &report.hogs {
+        println!(
+            "hogs: {} to {} ms of work each, longest gap {:.1} ms",
+            work(hogs.min_units),
+            work(hogs.max_units),
+            hogs.max_gap_ms
+        );
+    }
+    println!("idle CPUs {:.2}, context switches {}", report.idle_cpus, report.context_switches);
+}
+
+/// Nanoseconds as milliseconds.
+pub fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// A share as a percentage, or a dash.
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".to_string(), |share| format!("{:.1} %", share * 100.0))
+}
+
+/// Prints micro-benchmarks for people.
+pub fn print_fair(reports: &[FairReport]) {
+    println!("{:<16} {:>12} {:<8} {:>8} {:>5}", "benchmark", "median", "", "spread", "runs");
+    for report in reports {
+        let FairReport { unit, median, spread, runs, .. } = report;
+        let (name, spread) = (report.what.name(), percent(Some(*spread)));
+        println!("{name:<16} {median:>12.0} {unit:<8} {spread:>8} {:>5}", runs.len());
+    }
+}
+
+fn number(feed: &Value, key: &str) -> Option<f64> {
+    feed.get(key)?.as_f64()
+}
+
+fn plain(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "–".to_string(), |value| format!("{value:.digits$}"))
+}
+
+/// One `feed` run in a few words.
+pub fn summary(feed: &Value) -> String {
+    format!(
+        "GPU busy {}, run delay {}, wake-up p99 {} ms, at home {}",
+        plain(number(feed, "gpu_busy"), 3),
+        percent(number(feed, "delay_share")),
+        plain(number(feed, "wake_p99_ns").map(|ns| ns / 1e6), 2),
+        percent(number(feed, "home_share"))
+    )
+}
+
+/// Prints a comparison for people: a table a scenario, one of micro-benchmarks, and what they show.
+pub fn print_comparison(comparison: &Comparison) {
+    println!("Linux {}, {} s measured in each run", comparison.kernel, comparison.seconds);
+    let width = comparison.contenders.iter().map(|contender| contender.name.len()).max().unwrap_or(0);
+    let mut scenarios: Vec<Scenario> = Vec::new();
+    for run in comparison.contenders.iter().flat_map(|contender| &contender.runs) {
+        if !scenarios.contains(&run.scenario) {
+            scenarios.push(run.scenario);
+        }
+    }
+    for &scenario in &scenarios {
+        println!("\n{}", scenario.title());
+        println!(
+            "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
+            "", "GPU", "run", "wake-up, ms", "at", "background", "total", "idle", "longest"
+        );
+        println!(
+            "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
+            "scheduler", "busy", "delay", "p50 / p99", "home", "work", "work", "CPUs", "gap, ms"
+        );
+        for contender in &comparison.contenders {
+            if let Some(feed) = contender.feed(scenario) {
+                print_run(comparison, contender, scenario, feed, width);
+            }
+        }
+    }
+    print_fair_ratios(comparison, width);
+    println!();
+    for contender in &comparison.contenders {
+        if let Some(failure) = &contender.failure {
+            println!("{} failed: {failure}", contender.name);
+        }
+    }
+    println!("Work is relative to EEVDF. Figures are ratios to hold against each other, not latencies to quote.");
+    for contender in comparison.contenders.iter().filter(|contender| contender.role == Role::Judged) {
+        print_verdict(comparison, contender, &scenarios);
+    }
+}
+
+impl Contender {
+    fn feed(&self, scenario: Scenario) -> Option<&Value> {
+        self.runs.iter().find(|run| run.scenario == scenario).map(|run| &run.feed)
+    }
+}
+
+impl Comparison {
+    fn contender(&self, role: Role) -> Option<&Contender> {
+        self.contenders.iter().find(|contender| contender.role == role)
+    }
+
+    /// `key` of `feed` as a multiple of what `role` reached in that scenario.
+    fn ratio(&self, role: Role, scenario: Scenario, feed: &Value, key: &str) -> Option<f64> {
+        let base = number(self.contender(role)?.feed(scenario)?, key)?;
+        (base > 0.0).then_some(number(feed, key)? / base)
+    }
+}
+
+fn print_run(comparison: &Comparison, contender: &Contender, scenario: Scenario, feed: &Value, width: usize) {
+    let relative = |key| plain(comparison.ratio(Role::Baseline, scenario, feed, key), 2);
+    let wake = |key| plain(number(feed, key).map(|ns| ns / 1e6), 2);
+    let gap = feed.get("hogs").and_then(|hogs| number(hogs, "max_gap_ms"));
+    println!(
+        "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
+        contender.name,
+        plain(number(feed, "gpu_busy"), 3),
+        percent(number(feed, "delay_share")),
+        format!("{} / {}", wake("wake_p50_ns"), wake("wake_p99_ns")),
+        percent(number(feed, "home_share")),
+        relative("background_units"),
+        relative("total_units"),
+        plain(number(feed, "idle_cpus"), 2),
+        plain(gap, 0),
+    );
+}
+
+fn print_fair_ratios(comparison: &Comparison, width: usize) {
+    let Some(base) = comparison.contender(Role::Baseline).filter(|base| !base.fair.is_empty()) else { return };
+    println!("\nmicro-benchmarks (EEVDF, then ratios to it; below 1 is better for ns/op, above 1 for steps/s)");
+    let others = || comparison.contenders.iter().filter(|other| other.role != Role::Baseline && !other.fair.is_empty());
+    print!("  {:<16} {:>18}", "", base.name);
+    others().for_each(|other| print!(" {:>width$}", other.name));
+    println!();
+    for row in &base.fair {
+        let text = |key| row.get(key).and_then(Value::as_str).unwrap_or_default();
+        let median = number(row, "median");
+        print!("  {:<16} {:>10} {:<7}", text("what"), plain(median, 0), text("unit"));
+        for other in others() {
+            let same = other.fair.iter().find(|candidate| candidate.get("what") == row.get("what"));
+            let ratio = same.and_then(|same| Some(number(same, "median")? / median?));
+            print!(" {:>width$}", plain(ratio, 2));
+        }
+        println!();
+    }
+}
+
+/// Says in two sentences what the numbers show of the judged scheduler.
+fn print_verdict(comparison: &Comparison, judged: &Contender, scenarios: &[Scenario]) {
+    let range = |role: Role, key: &str| {
+        let ratio = |&scenario| comparison.ratio(role, scenario, judged.feed(scenario)?, key);
+        let ratios: Vec<f64> = scenarios.iter().filter_map(ratio).collect();
+        let lowest = ratios.iter().copied().reduce(f64::min)?;
+        Some((lowest, ratios.iter().copied().reduce(f64::max)?))
+    };
+    let show = |range: Option<(f64, f64)>| match range {
+        Some((low, high)) if high - low < 0.005 => format!("{low:.2}"),
+        Some((low, high)) => format!("{low:.2} to {high:.2}"),
+        None => "an unknown part".to_string(),
+    };
+    println!(
+        "With {}, GPUs are busy {} times as long as with EEVDF, and {} of what SCHED_FIFO feeders, the ceiling, reach.",
+        judged.name,
+        show(range(Role::Baseline, "gpu_busy")),
+        show(range(Role::Ceiling, "gpu_busy")),
+    );
+    println!("All work done together comes to {} of EEVDF's.", show(range(Role::Baseline, "total_units")));
+}
