@@ -41,7 +41,8 @@ known_releases() {
 }
 
 has_package() {
-    private_apt apt-cache show "$1" 2>/dev/null | grep -q '^Filename:'
+    # Not `grep -q`, which ends early: under pipefail the writer's SIGPIPE would then be taken for a failure.
+    [[ $(private_apt apt-cache show "$1" 2>/dev/null) == *Filename:* ]]
 }
 
 # Whether Debian serves the modules of this release. Those it does not (6.19 to 7.1) boot from an initramfs, without DRM.
