@@ -27,18 +27,18 @@ struct {
 /* Processes that did not fit: user space says so, once. */
 u64 processes_lost;
 
-/* Until when some thread's evidence holds: before the first there is nothing to look up. */
+/*
+ * Whether any thread may be a feeder. Raised with the first evidence, lowered
+ * by user space once all of it has expired. While it is 0, this is the whole
+ * cost of the scheduler's purpose.
+ */
+u32 gpus_in_use;
+/* When the latest evidence expires, for user space to lower it. */
 u64 gpus_used_until;
 
 static __always_inline bool is_feeder(const struct task_ctx *tctx, u64 now)
 {
 	return time_before(now, tctx->feeder_until);
-}
-
-/* True while any thread may be a feeder. False is the whole cost of this scheduler's purpose where no GPU is used. */
-static __always_inline bool gpus_are_used(u64 now)
-{
-	return time_before(now, gpus_used_until);
 }
 
 /* Lengthens the time for which @tctx is a feeder; it never shortens it. */
@@ -50,6 +50,8 @@ static void renew_evidence(struct task_ctx *tctx, u64 now)
 	/* A quarter of the time is precise enough, and keeps the shared line clean. */
 	if (time_before(gpus_used_until, until - evidence_ttl_ns / 4))
 		gpus_used_until = until + evidence_ttl_ns / 4;
+	if (!gpus_in_use)
+		gpus_in_use = true;
 }
 
 /* Ties @tctx to @gpu: the one it feeds now. */
@@ -151,6 +153,15 @@ int BPF_PROG(stoker_mmap_file, struct file *file)
 {
 	if (file)
 		note_use(file, STOKER_EV_MMAP);
+	return 0;
+}
+
+/* User space asks, now and then, whether evidence is still good. */
+SEC("syscall")
+int expire_evidence(void *ctx)
+{
+	if (time_after(scx_bpf_now(), gpus_used_until))
+		gpus_in_use = false;
 	return 0;
 }
 

@@ -33,6 +33,7 @@ struct cpu_ctx {
 	u64	run_sum_ns;		/* the current task's sum_exec_runtime when it got the CPU */
 	u64	run_at;			/* when it got the CPU */
 	u64	claimed_until;		/* a feeder is on its way to displace the current task */
+	u64	pinned_vtime;		/* no task of its own queue is before this */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u32	user;			/* enum cpu_user */
 	u32	taken;			/* a higher scheduling class has the CPU */

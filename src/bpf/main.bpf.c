@@ -30,14 +30,16 @@ UEI_DEFINE(uei);
 
 s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
-	u64 now = scx_bpf_now();
-	struct task_ctx *tctx;
 	bool is_idle = false;
 	s32 cpu;
 
-	if (gpus_are_used(now) && (tctx = task_ctx_of(p)) && is_feeder(tctx, now))
-		return place_feeder(p, tctx, prev_cpu, wake_flags, now);
+	if (gpus_in_use) {
+		struct task_ctx *tctx = task_ctx_of(p);
+		u64 now = scx_bpf_now();
 
+		if (tctx && is_feeder(tctx, now))
+			return place_feeder(p, tctx, prev_cpu, wake_flags, now);
+	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	if (is_idle)
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
@@ -47,16 +49,20 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 {
 	struct task_ctx *tctx = task_ctx_of(p);
-	u64 now = scx_bpf_now();
 
 	if (!tctx) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
-	if (gpus_are_used(now) && is_feeder(tctx, now))
-		enqueue_feeder(p, tctx, enq_flags, now);
-	else
-		enqueue_ordinary(p, tctx, enq_flags);
+	if (gpus_in_use) {
+		u64 now = scx_bpf_now();
+
+		if (is_feeder(tctx, now)) {
+			enqueue_feeder(p, tctx, enq_flags, now);
+			return;
+		}
+	}
+	enqueue_ordinary(p, tctx, enq_flags);
 }
 
 /*
@@ -104,19 +110,17 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-	u64 now = scx_bpf_now();
 
-	if (gpus_are_used(now)) {
-		if (dispatch_feeder(cpu))
-			return;
-		if (prev && keeps_cpu(cpu, cctx, prev, now))
-			return;
-		if (dispatch_ordinary(cpu, cctx))
-			return;
-		steal_feeder();
+	if (!gpus_in_use) {
+		dispatch_ordinary(cpu, cctx);
 		return;
 	}
-	dispatch_ordinary(cpu, cctx);
+	if (dispatch_feeder(cpu))
+		return;
+	if (prev && keeps_cpu(cpu, cctx, prev, scx_bpf_now()))
+		return;
+	if (!dispatch_ordinary(cpu, cctx))
+		steal_feeder();
 }
 
 void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
@@ -127,7 +131,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	u64 now = scx_bpf_now(), *vtime_now = &llc_ctx_of(llc)->vtime_now;
 	struct task_ctx *tctx;
 
-	if (nr_llcs > 1 || gpus_are_used(now)) {
+	if (nr_llcs > 1 || gpus_in_use) {
 		tctx = task_ctx_of(p);
 		if (tctx) {
 			if (tctx->llc != llc)

@@ -104,7 +104,7 @@ static void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_f
 {
 	tctx->granted = true;
 	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
-	domain_ctx_of(tctx->domain)->has_waiting = true;
+	raise_hint(&domain_ctx_of(tctx->domain)->has_waiting);
 }
 
 /*

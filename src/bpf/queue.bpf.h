@@ -10,6 +10,9 @@ const volatile u64 slice_ns = 5ULL * NSEC_PER_MSEC;
 /* Feeders that share a home CPU take turns this long. */
 const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 
+/* A task that wakes this little ahead of the clock need not queue for one CPU: it would be first, or as good as. */
+#define FIRST_LEAD_NS	(1ULL * NSEC_PER_MSEC)
+
 /* Dispatches of a CPU between two looks at whether another LLC's queue is longer than its own. */
 #define BALANCE_TURNS	16
 
@@ -81,6 +84,35 @@ static __always_inline bool is_pinned(const struct task_struct *p)
 	       (p->migration_disabled && bpf_get_current_task_btf() != p);
 }
 
+/*
+ * Hints tell, without asking the kernel, that a queue is empty. They are raised
+ * after the insertion and lowered before the look into the queue, each with the
+ * full barrier of an atomic operation: so whoever misses the task is not the
+ * last to lower the hint, and no task is left behind a lowered one.
+ */
+static __always_inline void raise_hint(u32 *hint)
+{
+	__sync_lock_test_and_set(hint, 1);
+}
+
+static __always_inline bool lower_hint(u32 *hint)
+{
+	return *hint && __sync_lock_test_and_set(hint, 0);
+}
+
+/* Queues @p, which can run on @cpu only, for @cpu. */
+static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_flags)
+{
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
+
+	if (!cctx->has_pinned || time_before(vtime, cctx->pinned_vtime))
+		cctx->pinned_vtime = vtime;
+	scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), slice_ns, vtime, enq_flags);
+	raise_hint(&cctx->has_pinned);
+	/* select_cpu(), which would have woken an idle CPU, is not asked for a task with one CPU. */
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+}
+
 /* Queues @p by its vtime, whatever else it may be. */
 static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
@@ -100,10 +132,12 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | preempt);
 			return;
 		}
-		scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), slice_ns, vtime, enq_flags);
-		cpu_ctx_of(cpu)->has_pinned = true;
-		/* select_cpu(), which would have woken an idle CPU, is not asked for a task with one CPU. */
-		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		if (enq_flags & SCX_ENQ_WAKEUP && !time_after(vtime, now + FIRST_LEAD_NS)) {
+			scx_bpf_task_set_dsq_vtime(p, vtime);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+			return;
+		}
+		enqueue_pinned(p, cpu, vtime, enq_flags);
 		return;
 	}
 
@@ -130,12 +164,11 @@ static bool dispatch_feeder(s32 cpu)
 	bpf_for(domain, 0, nr_domains) {
 		struct domain_ctx *d = domain_ctx_of(domain);
 
-		if (!(domains & (1ULL << (domain % 64))) || !d->has_waiting)
+		if (!(domains & (1ULL << (domain % 64))) || !lower_hint(&d->has_waiting))
 			continue;
-		/* Cleared before the look: one that arrives meanwhile sets it again. */
-		d->has_waiting = false;
 		if (pull(feeder_queue(domain))) {
-			d->has_waiting = true;
+			/* There may be more. */
+			raise_hint(&d->has_waiting);
 			return true;
 		}
 	}
@@ -153,33 +186,25 @@ static bool steal_feeder(void)
 	return false;
 }
 
-/* The vtime of the first task in @queue, as lead over @now; S64_MAX when it is empty. */
-static s64 first_lead(u64 queue, u64 now)
+/*
+ * Takes the first of the tasks that wait for @cpu alone: if @unless_early, only
+ * when the LLC's clock has reached it, so that it takes turns with the tasks of
+ * the LLC's queue.
+ */
+static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool unless_early)
 {
-	s64 lead = (1ULL << 63) - 1;
 	struct task_struct *p;
 
-	bpf_for_each(scx_dsq, p, queue, 0) {
-		lead = p->scx.dsq_vtime - now;
+	if (!cctx->has_pinned || (unless_early && time_after(cctx->pinned_vtime, vtime_now)))
+		return false;
+	if (!lower_hint(&cctx->has_pinned) || !pull(cpu_queue(cpu)))
+		return false;
+	bpf_for_each(scx_dsq, p, cpu_queue(cpu), 0) {
+		cctx->pinned_vtime = p->scx.dsq_vtime;
+		raise_hint(&cctx->has_pinned);
 		break;
 	}
-	return lead;
-}
-
-/* Takes a task that waits for @cpu alone, if its turn has come before those of the LLC's queue. */
-static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u32 llc)
-{
-	u64 now = llc_ctx_of(llc)->vtime_now;
-	s64 lead;
-
-	if (!cctx->has_pinned)
-		return false;
-	cctx->has_pinned = false;
-	lead = first_lead(cpu_queue(cpu), now);
-	if (lead == (1ULL << 63) - 1)
-		return false;
-	cctx->has_pinned = true;
-	return lead <= first_lead(llc_queue(llc), now) && pull(cpu_queue(cpu));
+	return true;
 }
 
 /* Takes a task from an LLC whose queue is, for its size, longer than @llc's by more than a task a CPU. */
@@ -201,14 +226,15 @@ static bool dispatch_balance(u32 llc)
 static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx)
 {
 	u32 llc = llc_of(cpu), i;
+	u64 vtime_now = llc_ctx_of(llc)->vtime_now;
 
-	if (dispatch_pinned(cpu, cctx, llc))
+	if (dispatch_pinned(cpu, cctx, vtime_now, true))
 		return true;
 	if (nr_llcs > 1 && ++cctx->turn % BALANCE_TURNS == 0 && dispatch_balance(llc))
 		return true;
 	if (pull(llc_queue(llc)))
 		return true;
-	if (cctx->has_pinned && pull(cpu_queue(cpu)))
+	if (dispatch_pinned(cpu, cctx, vtime_now, false))
 		return true;
 	bpf_for(i, 0, nr_llcs - 1)
 		if (pull(llc_queue(steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS])))

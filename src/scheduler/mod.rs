@@ -91,6 +91,15 @@ impl<'a> Scheduler<'a> {
         }
     }
 
+    /// Lets evidence of GPU use that is too old have no more effect, nor cost.
+    ///
+    /// # Errors
+    /// The BPF side could not be asked.
+    pub fn expire_evidence(&self) -> Result<()> {
+        self.skel.progs.expire_evidence.test_run(ProgramInput::default()).context("could not reach the BPF side")?;
+        Ok(())
+    }
+
     /// The processes that touched a GPU, by PID.
     pub fn processes(&self) -> Vec<(u32, stoker_process)> {
         let map = &self.skel.maps.processes;

@@ -101,6 +101,7 @@ fn tend(
                 println!("{}", counters.since(&last).status_line());
                 last = counters;
             }
+            scheduler.expire_evidence()?;
             scheduler.next_epoch();
             if lost == 0 && scheduler.processes_lost() > 0 {
                 lost = scheduler.processes_lost();
