@@ -168,6 +168,45 @@ fn memory_nodes_of_gpus_are_marked_and_are_no_homes() {
 }
 
 #[test]
+fn a_memory_node_takes_no_cpus_from_the_node_that_has_them_however_it_is_numbered() {
+    let root = Sysroot::new(Shape { packages: 1, nodes: 2, cores: 2, threads: 1 });
+    root.write("sys/devices/system/node/node0/cpumap", "0");
+    root.write("sys/devices/system/node/node1/cpumap", "f");
+    // The firmware (HMAT) says that node 1's CPUs are the ones to use node 0.
+    std::fs::create_dir_all(root.join("sys/devices/system/node/node0/access0/initiators/node1")).unwrap();
+    root.pci(&nvidia("0000:01:00.0", 1));
+    let machine = of_tree(root.path());
+    assert!(machine.nodes[0].is_cpuless(), "{:?}", machine.nodes);
+    assert_eq!(machine.nodes[1].cpus.to_string(), "0-3");
+}
+
+#[test]
+fn without_a_shared_cache_the_cpus_of_a_package_count_as_one_llc() {
+    let root = Sysroot::new(TWO_SOCKETS);
+    for cpu in 0..16 {
+        let cache = format!("sys/devices/system/cpu/cpu{cpu}/cache");
+        root.remove(&format!("{cache}/index3"));
+        root.write(&format!("{cache}/index2/level"), "2");
+        root.write(&format!("{cache}/index2/type"), "Unified");
+        root.write(&format!("{cache}/index2/size"), "2048K");
+        root.write(&format!("{cache}/index2/shared_cpu_map"), &format!("{:08x}", 0x0101 << (cpu % 8)));
+    }
+    let llcs: Vec<String> = of_tree(root.path()).llcs.iter().map(|llc| llc.cpus.to_string()).collect();
+    assert_eq!(llcs, ["0-3,8-11", "4-7,12-15"]);
+}
+
+#[test]
+fn a_cache_that_spans_nodes_is_split_by_node() {
+    let root = Sysroot::new(Shape { packages: 1, nodes: 2, cores: 2, threads: 1 });
+    for cpu in 0..4 {
+        root.write(&format!("sys/devices/system/cpu/cpu{cpu}/cache/index3/shared_cpu_map"), "0000000f");
+    }
+    let llcs: Vec<(String, u32)> =
+        of_tree(root.path()).llcs.iter().map(|llc| (llc.cpus.to_string(), llc.node)).collect();
+    assert_eq!(llcs, [("0-1".into(), 0), ("2-3".into(), 1)]);
+}
+
+#[test]
 fn fast_cores_of_a_hybrid_lead_at_home() {
     let root = Sysroot::new(ONE_NODE);
     root.pci(&nvidia("0000:01:00.0", 0));
