@@ -168,6 +168,45 @@ fn memory_nodes_of_gpus_are_marked_and_are_no_homes() {
 }
 
 #[test]
+fn a_memory_node_takes_no_cpus_from_the_node_that_has_them_however_it_is_numbered() {
+    let root = Sysroot::new(Shape { packages: 1, nodes: 2, cores: 2, threads: 1 });
+    root.write("sys/devices/system/node/node0/cpumap", "0");
+    root.write("sys/devices/system/node/node1/cpumap", "f");
+    // The firmware (HMAT) says that node 1's CPUs are the ones to use node 0.
+    std::fs::create_dir_all(root.join("sys/devices/system/node/node0/access0/initiators/node1")).unwrap();
+    root.pci(&nvidia("0000:01:00.0", 1));
+    let machine = of_tree(root.path());
+    assert!(machine.nodes[0].is_cpuless(), "{:?}", machine.nodes);
+    assert_eq!(machine.nodes[1].cpus.to_string(), "0-3");
+}
+
+#[test]
+fn without_a_shared_cache_the_cpus_of_a_package_count_as_one_llc() {
+    let root = Sysroot::new(TWO_SOCKETS);
+    for cpu in 0..16 {
+        let cache = format!("sys/devices/system/cpu/cpu{cpu}/cache");
+        root.remove(&format!("{cache}/index3"));
+        root.write(&format!("{cache}/index2/level"), "2");
+        root.write(&format!("{cache}/index2/type"), "Unified");
+        root.write(&format!("{cache}/index2/size"), "2048K");
+        root.write(&format!("{cache}/index2/shared_cpu_map"), &format!("{:08x}", 0x0101 << (cpu % 8)));
+    }
+    let llcs: Vec<String> = of_tree(root.path()).llcs.iter().map(|llc| llc.cpus.to_string()).collect();
+    assert_eq!(llcs, ["0-3,8-11", "4-7,12-15"]);
+}
+
+#[test]
+fn a_cache_that_spans_nodes_is_split_by_node() {
+    let root = Sysroot::new(Shape { packages: 1, nodes: 2, cores: 2, threads: 1 });
+    for cpu in 0..4 {
+        root.write(&format!("sys/devices/system/cpu/cpu{cpu}/cache/index3/shared_cpu_map"), "0000000f");
+    }
+    let llcs: Vec<(String, u32)> =
+        of_tree(root.path()).llcs.iter().map(|llc| (llc.cpus.to_string(), llc.node)).collect();
+    assert_eq!(llcs, [("0-1".into(), 0), ("2-3".into(), 1)]);
+}
+
+#[test]
 fn fast_cores_of_a_hybrid_lead_at_home() {
     let root = Sysroot::new(ONE_NODE);
     root.pci(&nvidia("0000:01:00.0", 0));
@@ -299,7 +338,8 @@ fn the_partitions_of_an_amd_gpu_belong_to_it() {
     );
     let machine = of_tree(root.path());
     let minors: Vec<u32> = machine.gpus[0].devices.iter().map(|device| device.minor).collect();
-    assert!(minors.contains(&128) && minors.contains(&129), "{minors:?}");
+    assert_eq!(minors, [0, 1, 128, 129]);
+    assert_eq!((machine.gpus.len(), machine.left_out.len()), (1, 0));
     assert_eq!(home_nodes(&machine), [Some(1)]);
 }
 
@@ -442,6 +482,8 @@ fn the_environment_does_not_make_it_another_machine() {
     assert_eq!(machine["cpus"].as_array().unwrap().len(), 16);
     let note = machine["notes"][0].as_str().unwrap();
     assert!(note.contains("HWLOC_XMLFILE") && note.contains("--hwloc-xml"), "{note}");
+    let machine = topology(&hidden_gpus(), &[], &[("HWLOC_PCI_LOCALITY", "0001:00 0x0f0f;0002:00 0x0f0f")]);
+    assert_eq!(machine["gpus"][0]["home"]["state"], "unknown");
 }
 
 #[test]
@@ -744,8 +786,13 @@ fn real_machines_trees_come_out_right() {
         expect(&machine, name, &expected);
         match name {
             "20em64t-hybrid-1p6c2t+2ca4co1t" => {
-                let fast: CpuSet = machine.cpus.iter().filter(|cpu| cpu.capacity == 1024).map(|cpu| cpu.id).collect();
-                assert!(machine.cpus[19].capacity < 700 && fast.contains(0), "{:?}", machine.cpus);
+                // Two of the six fast cores turbo higher than the others.
+                let fastest: CpuSet =
+                    machine.cpus.iter().filter(|cpu| cpu.capacity == 1024).map(|cpu| cpu.id).collect();
+                assert_eq!(fastest.to_string(), "4-5,8-9");
+                let slow: CpuSet = machine.cpus.iter().filter(|cpu| cpu.kind == 0).map(|cpu| cpu.id).collect();
+                assert_eq!(slow.to_string(), "12-19");
+                assert!(slow.iter().all(|cpu| machine.cpus[cpu as usize].capacity == 596));
             }
             "nvidia-dgx-gb10" => assert_eq!((machine.cpus[0].capacity, machine.cpus[19].capacity), (718, 1024)),
             "nvidiagpunumanodes" => {

@@ -188,15 +188,19 @@ fn sort_out(candidates: impl Iterator<Item = Candidate>) -> Scan {
     scan
 }
 
-/// Devices on PCI by address, others by name.
+/// Devices on PCI by address, others by path.
 type Candidates = BTreeMap<(Option<PciAddress>, String), Candidate>;
+
+fn on_pci(address: PciAddress) -> (Option<PciAddress>, String) {
+    (Some(address), String::new())
+}
 
 fn pci_candidates(tree: &Tree) -> Candidates {
     let mut found = Candidates::new();
     for name in tree.names("sys/bus/pci/devices") {
         let class = tree.hex(format!("sys/bus/pci/devices/{name}/class"));
         let (Ok(address), Some(0x03 | 0x12)) = (name.parse(), class.map(|class| class >> 16)) else { continue };
-        found.insert((Some(address), String::new()), pci_candidate(tree, address));
+        found.insert(on_pci(address), pci_candidate(tree, address));
     }
     found
 }
@@ -240,7 +244,7 @@ fn owner<'a>(tree: &Tree, link: &Path, found: &'a mut Candidates) -> Option<&'a 
     let device = link.parent()?.parent()?;
     let pci = device.iter().rev().find_map(|part| part.to_str()?.parse::<PciAddress>().ok());
     if let Some(address) = pci {
-        return Some(found.entry((Some(address), String::new())).or_insert_with(|| pci_candidate(tree, address)));
+        return Some(found.entry(on_pci(address)).or_insert_with(|| pci_candidate(tree, address)));
     }
     let name = device.file_name()?.to_string_lossy().into_owned();
     let candidate = found.entry((None, device.to_string_lossy().into_owned())).or_insert_with(|| {
@@ -252,24 +256,29 @@ fn owner<'a>(tree: &Tree, link: &Path, found: &'a mut Candidates) -> Option<&'a 
 }
 
 fn add_drm(tree: &Tree, found: &mut Candidates) {
-    let partitions = kfd_render_minors(tree);
-    for name in tree.names("sys/class/drm") {
-        let (card, render) = (numbered(&name, "card"), numbered(&name, "renderD"));
-        if card.is_none() && render.is_none() {
-            continue;
-        }
-        let class_device = Path::new("sys/class/drm").join(&name);
-        let Some(link) = tree.link(&class_device) else { continue };
-        // The partitions of an AMD GPU are platform devices; KFD knows which GPU they are part of.
-        let partition = render.and_then(|minor| partitions.get(&minor)).map(|address| (Some(*address), String::new()));
-        let candidate = match partition.filter(|key| found.contains_key(key)) {
-            Some(key) => found.get_mut(&key),
+    let names: Vec<String> = tree
+        .names("sys/class/drm")
+        .into_iter()
+        .filter(|name| numbered(name, "card").or(numbered(name, "renderD")).is_some())
+        .collect();
+    let link = |name: &str| tree.link(Path::new("sys/class/drm").join(name));
+    // The partitions of an AMD GPU are platform devices; KFD knows which GPU they are part of.
+    let kfd = kfd_render_minors(tree);
+    let partition = |name: &String| {
+        let address = kfd.get(&numbered(name, "renderD")?).filter(|address| found.contains_key(&on_pci(**address)))?;
+        Some((link(name)?.parent()?.to_owned(), *address))
+    };
+    let partitions: BTreeMap<PathBuf, PciAddress> = names.iter().filter_map(partition).collect();
+    for name in names {
+        let Some(link) = link(&name) else { continue };
+        let candidate = match link.parent().and_then(|parent| partitions.get(parent)) {
+            Some(address) => found.get_mut(&on_pci(*address)),
             None => owner(tree, &link, found),
         };
         let Some(candidate) = candidate else { continue };
         candidate.drm = true;
-        candidate.render |= render.is_some();
-        candidate.devices.extend(char_device(tree, &class_device, "/dev/dri", &name));
+        candidate.render |= numbered(&name, "renderD").is_some();
+        candidate.devices.extend(char_device(tree, &Path::new("sys/class/drm").join(&name), "/dev/dri", &name));
     }
 }
 
@@ -322,7 +331,7 @@ fn add_nvidia(tree: &Tree, found: &mut Candidates) {
     let caps_major = majors(tree).get("nvidia-caps").copied();
     for name in tree.names("proc/driver/nvidia/gpus") {
         let Ok(address) = name.parse::<PciAddress>() else { continue };
-        let candidate = found.entry((Some(address), String::new())).or_insert_with(|| pci_candidate(tree, address));
+        let candidate = found.entry(on_pci(address)).or_insert_with(|| pci_candidate(tree, address));
         candidate.nvidia = true;
         let Some(text) = tree.text(format!("proc/driver/nvidia/gpus/{name}/information")) else { continue };
         candidate.name = field(&text, "Model").map(String::from).or_else(|| candidate.name.take());
