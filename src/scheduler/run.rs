@@ -105,7 +105,9 @@ fn tend(
             scheduler.next_epoch();
             if lost == 0 && scheduler.processes_lost() > 0 {
                 lost = scheduler.processes_lost();
-                log::warn!("more processes use GPUs than fit: the threads of the others count only while they make system calls on a GPU");
+                log::warn!(
+                    "more processes use GPUs than fit: the threads of the others count only while they make system calls on a GPU"
+                );
             }
         }
         // Woken by Ctrl-C within this time, and by requests for the counters at once.

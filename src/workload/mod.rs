@@ -10,9 +10,7 @@ use anyhow::Result;
 
 pub use watch::GpuWatch;
 
-use crate::bpf_intf::{
-    stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
-};
+use crate::bpf_intf::{stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS};
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
 use process::{Process, Reader};
 
