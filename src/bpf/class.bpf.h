@@ -25,10 +25,14 @@ static __always_inline u64 domain_cpus(u32 domain)
 	return domain == STOKER_NO_DOMAIN ? nr_cpus : domain_nr_cpus[domain % STOKER_MAX_DOMAINS];
 }
 
-/* Takes @run_ns of feeders' CPU time out of @domain's budget. */
+/* Takes @run_ns of CPU time that a feeder got by its grant out of @domain's budget. */
 static __always_inline void charge_budget(u32 domain, u64 run_ns)
 {
-	__sync_fetch_and_add(&domain_ctx_of(budget_domain(domain))->budget_ns, -(s64)run_ns);
+	struct domain_ctx *d = domain_ctx_of(budget_domain(domain));
+
+	/* It owes no more than it can hold: feeders that nobody competed with are not made to pay for long. */
+	if (d->budget_ns > -(s64)(budget_depth_ns * domain_cpus(domain)))
+		__sync_fetch_and_add(&d->budget_ns, -(s64)run_ns);
 }
 
 /*

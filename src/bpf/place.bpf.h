@@ -100,11 +100,10 @@ static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx
 }
 
 /* Leaves @p to wait in its domain's queue, of which home CPUs take first. */
-static void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
+static __always_inline void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
 	tctx->granted = true;
-	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
-	raise_hint(&domain_ctx_of(tctx->domain)->has_waiting);
+	enqueue_at_home(p, tctx, enq_flags);
 }
 
 /*
@@ -121,6 +120,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 
 	count(&stats->wakeups);
 	account_waiting(tctx, now);
+	tctx->granted = false;
 
 	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
 	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
@@ -192,6 +192,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	u64 soonest = now + NSEC_PER_SEC;
 
 	account_waiting(tctx, now);
+	tctx->granted = false;
 	if (!may_displace(p, tctx, now)) {
 		enqueue_ordinary(p, tctx, enq_flags);
 		return;
