@@ -34,6 +34,7 @@ struct cpu_ctx {
 	u64	run_at;			/* when it got the CPU */
 	u64	claimed_until;		/* a feeder is on its way to displace the current task */
 	u64	pinned_vtime;		/* the vtime of the first of them */
+	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u32	user;			/* enum cpu_user */
 	u32	taken;			/* a higher scheduling class has the CPU */

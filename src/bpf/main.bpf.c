@@ -80,28 +80,27 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 		u64 limit = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
 
 		account_run(feeder, cpu, run_ns);
-		if (feeder->granted) {
-			charge_budget(feeder->domain, run_ns);
-			/* Paid from the budget: of its fair share it owes a slice at most. */
-			if (time_after(vtime, limit))
-				vtime = limit;
-		}
+		charge_budget(feeder->domain, run_ns);
+		/* What it got by its grant is paid from the budget: of its fair share it owes a slice at most. */
+		if (feeder->granted && time_after(vtime, limit))
+			vtime = limit;
 	}
 	scx_bpf_task_set_dsq_vtime(p, vtime);
 }
 
 /*
  * True when @prev, a feeder whose turn on @cpu ended with no other feeder
- * waiting, has another: at home, within its domain's budget.
+ * waiting, has another: at home, or where its user tied it, within its domain's
+ * budget and unless the CPU owes others a turn.
  */
 static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u64 now)
 {
 	struct task_ctx *tctx;
 
-	if (cctx->user != CPU_FEEDER || cctx->has_pinned || !(prev->scx.flags & SCX_TASK_QUEUED))
+	if (cctx->user != CPU_FEEDER || !(prev->scx.flags & SCX_TASK_QUEUED) || owes_turn(cctx, now))
 		return false;
 	tctx = task_ctx_of(prev);
-	if (!tctx || !is_feeder(tctx, now) || !is_home(cpu, tctx->domain))
+	if (!tctx || !is_feeder(tctx, now) || !(is_home(cpu, tctx->domain) || prev->nr_cpus_allowed == 1))
 		return false;
 	settle(prev, tctx, cpu, cctx);
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
@@ -152,6 +151,10 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
 	cctx->run_at = now;
 	cctx->user = user;
+	if (user == CPU_ORDINARY)
+		cctx->feeders_since = 0;
+	else if (!cctx->feeders_since)
+		cctx->feeders_since = now;
 	cctx->claimed_until = 0;
 	if (time_before(*vtime_now, p->scx.dsq_vtime))
 		*vtime_now = p->scx.dsq_vtime;

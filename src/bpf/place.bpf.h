@@ -189,6 +189,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
 	const struct cpumask *home = home_of(tctx->domain);
 	s32 cpu = scx_bpf_task_cpu(p), victim;
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u64 soonest = now + NSEC_PER_SEC;
 
 	account_waiting(tctx, now);
@@ -199,17 +200,22 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	}
 
 	/* With one CPU, or none at home, it has nowhere to go but where it is. */
-	if (is_pinned(p) || !home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
-		if (is_pinned(p) && enq_flags & SCX_ENQ_WAKEUP) {
-			u64 preempt = gives_way(cpu_ctx_of(cpu), now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+	if (is_pinned(p)) {
+		u64 preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
 
-			count(&stats->wakeups);
-			if (preempt)
-				count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
-			tctx->granted = true;
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
+		if (owes_turn(cctx, now)) {
+			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
+		if (enq_flags & SCX_ENQ_WAKEUP)
+			count(&stats->wakeups);
+		if (preempt)
+			count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
+		tctx->granted = true;
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
+		return;
+	}
+	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
 		enqueue_ordinary(p, tctx, enq_flags);
 		return;
 	}

@@ -6,7 +6,6 @@
  * its own queue and its LLC's by vtime, then other LLCs', nearest first.
  */
 
-const volatile u64 slice_ns = 5ULL * NSEC_PER_MSEC;
 /* Feeders that share a home CPU take turns this long. */
 const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 
@@ -197,7 +196,7 @@ static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool u
 	return true;
 }
 
-/* Takes a task from an LLC whose queue is, for its size, longer than @llc's by more than a task a CPU. */
+/* Takes a task from an LLC whose queue would still, for its size, be no shorter than @llc's. */
 static bool dispatch_balance(u32 llc)
 {
 	u32 i, own = scx_bpf_dsq_nr_queued(llc_queue(llc)) + 1, own_cpus = llc_nr_cpus[llc % STOKER_MAX_LLCS];
@@ -206,7 +205,7 @@ static bool dispatch_balance(u32 llc)
 		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
 		u32 queued = scx_bpf_dsq_nr_queued(llc_queue(other));
 
-		if (queued > 1 && (queued - 1) * own_cpus > own * llc_nr_cpus[other] && pull(llc_queue(other)))
+		if (queued > 1 && (queued - 1) * own_cpus >= own * llc_nr_cpus[other] && pull(llc_queue(other)))
 			return true;
 	}
 	return false;
