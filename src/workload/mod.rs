@@ -28,8 +28,10 @@ pub struct Workload {
 
 struct Known {
     process: Process,
-    /// GPUs whose devices it holds open, as bits.
+    /// GPUs whose devices it holds open, as bits; 0 once it has closed them.
     gpus: u64,
+    /// When BPF last saw it open or map one, as far as `gpus` knows of it.
+    seen_ns: u64,
 }
 
 impl Workload {
@@ -42,7 +44,7 @@ impl Workload {
             for process in reader.all() {
                 let gpus = reader.held(&process, &devices);
                 if gpus != 0 && !reader.has_inherited(&process, &devices) {
-                    processes.insert(process.pid, Known { process, gpus });
+                    processes.insert(process.pid, Known { process, gpus, seen_ns: 0 });
                 }
             }
         }
@@ -57,11 +59,16 @@ impl Workload {
         for (pid, seen) in scheduler.processes() {
             match self.reader.process(pid) {
                 Some(process) if process.has_started_at(seen.start_ns) => {
-                    let known = self.processes.entry(pid).or_insert(Known { process: process.clone(), gpus: 0 });
+                    let new = || Known { process: process.clone(), gpus: 0, seen_ns: 0 };
+                    let known = self.processes.entry(pid).or_insert_with(new);
                     if known.process != process {
-                        *known = Known { process, gpus: 0 };
+                        *known = new();
                     }
-                    known.gpus |= seen.gpus;
+                    // What BPF saw once holds only until the open files tell otherwise.
+                    if known.seen_ns != seen.seen_ns {
+                        known.seen_ns = seen.seen_ns;
+                        known.gpus |= seen.gpus;
+                    }
                 }
                 _ => scheduler.forget_process(pid),
             }
@@ -77,9 +84,9 @@ impl Workload {
             if reads_files {
                 known.gpus = reader.held(&known.process, devices);
             }
-            known.gpus != 0
+            true
         });
-        for known in self.processes.values() {
+        for known in self.processes.values().filter(|known| known.gpus != 0) {
             report_threads(scheduler, &self.reader, known)?;
         }
         Ok(())
