@@ -207,8 +207,11 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
-		if (enq_flags & SCX_ENQ_WAKEUP)
+		if (enq_flags & SCX_ENQ_WAKEUP) {
 			count(&stats->wakeups);
+			if (!is_home(cpu, tctx->domain))
+				count(&stats->spills[STOKER_SPILL_AFFINITY]);
+		}
 		if (preempt)
 			count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
 		tctx->granted = true;
