@@ -59,7 +59,7 @@ fn a_feeder_that_its_user_pinned_elsewhere_stays_there_and_no_mask_is_changed() 
                     feeder.cpus.keys().all(|cpu| allowed.contains(cpu)),
                     "left the CPUs it is pinned to: {feeder:?}"
                 );
-                assert!(feeder.gpu_busy > 0.6, "a pinned feeder is a feeder all the same: {feeder:?}");
+                assert!(feeder.gpu_busy > 0.5, "a pinned feeder is a feeder all the same: {feeder:?}");
             }
             let counted = counters.interval();
             for gpu in counted.gpus.values() {
