@@ -99,16 +99,11 @@ static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx
 	return cpu;
 }
 
-/* Leaves @p to wait in its domain's queue, of which home CPUs take first. */
-static __always_inline void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
-{
-	tctx->granted = true;
-	enqueue_at_home(p, tctx, enq_flags);
-}
-
 /*
- * Decides where @p, a feeder that wakes, goes; it is inserted there unless it
- * is to queue as an ordinary task. Returns the CPU it wakes on.
+ * Decides where @p, a feeder that wakes, goes. It is inserted there unless it
+ * is to queue, which is left to enqueue_feeder(): it looks once more, since a
+ * CPU between two tasks seems to have none that gives way, and it can make a
+ * CPU look into the queue after the insertion. Returns the CPU @p wakes on.
  */
 static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_cpu, u64 wake_flags, u64 now)
 {
@@ -158,7 +153,6 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 		return prev_cpu;
 	if (time_before(soonest, now + home_wait_ns)) {
 		count(&stats->waits);
-		wait_at_home(p, tctx, 0);
 		return prev_cpu;
 	}
 
@@ -175,7 +169,6 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 		return displace(p, tctx, cpu);
 	}
 	count(&stats->waits);
-	wait_at_home(p, tctx, 0);
 	return prev_cpu;
 }
 
@@ -201,14 +194,18 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 
 	/* With one CPU, or none at home, it has nowhere to go but where it is. */
 	if (is_pinned(p)) {
-		u64 preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+		u64 preempt;
 
 		if (owes_turn(cctx, now)) {
 			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
-		if (enq_flags & SCX_ENQ_WAKEUP)
+		preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+		if (enq_flags & SCX_ENQ_WAKEUP) {
 			count(&stats->wakeups);
+			if (!is_home(cpu, tctx->domain))
+				count(&stats->spills[STOKER_SPILL_AFFINITY]);
+		}
 		if (preempt)
 			count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
 		tctx->granted = true;
@@ -220,7 +217,8 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 		return;
 	}
 
-	wait_at_home(p, tctx, enq_flags);
+	tctx->granted = true;
+	enqueue_at_home(p, tctx, enq_flags);
 	victim = pick_idle_cpu(p, cpu, 0, home);
 	if (victim >= 0) {
 		kick(victim, SCX_KICK_IDLE);
@@ -230,5 +228,8 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	if (victim >= 0) {
 		count(&stats->displacements);
 		kick(victim, SCX_KICK_PREEMPT);
+		return;
 	}
+	/* A home CPU that found the queue empty a moment ago may be about to idle: this one will have looked since. */
+	kick(is_home(cpu, tctx->domain) ? cpu : bpf_cpumask_any_and_distribute(home, p->cpus_ptr), SCX_KICK_IDLE);
 }

@@ -63,8 +63,13 @@ pub fn serve() -> Result<Server> {
 /// # Errors
 /// The connection failed for another reason than that no scx_stoker runs yet.
 pub fn monitor(interval: Duration, shutdown: &AtomicBool) -> Result<()> {
-    scx_utils::monitor_stats::<Counters>(&[], interval, || shutdown.load(Ordering::Relaxed), |counters| {
-        println!("{}", counters.status_line());
-        Ok(())
-    })
+    scx_utils::monitor_stats::<Counters>(
+        &[],
+        interval,
+        || shutdown.load(Ordering::Relaxed),
+        |counters| {
+            println!("{}", counters.status_line());
+            Ok(())
+        },
+    )
 }

@@ -210,10 +210,7 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<()> {
         );
     }
     let ops = skel.struct_ops.stoker_ops_mut();
-    for (name, callback) in [
-        ("cpu_acquire", &mut ops.cpu_acquire),
-        ("cpu_release", &mut ops.cpu_release),
-    ] {
+    for (name, callback) in [("cpu_acquire", &mut ops.cpu_acquire), ("cpu_release", &mut ops.cpu_release)] {
         if !compat::struct_has_field("sched_ext_ops", name).unwrap_or(false) {
             *callback = std::ptr::null_mut();
         }

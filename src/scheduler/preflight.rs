@@ -15,7 +15,9 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 pub fn check() -> Result<()> {
     check_at(Path::new("/"), unsafe { libc::geteuid() } == 0)?;
     if !compat::ksym_exists("scx_bpf_select_cpu_dfl").unwrap_or(true) {
-        bail!("this kernel's BTF has no sched_ext functions: its sched_ext is too old or its BTF incomplete. Boot 6.12 or newer.");
+        bail!(
+            "this kernel's BTF has no sched_ext functions: its sched_ext is too old or its BTF incomplete. Boot 6.12 or newer."
+        );
     }
     Ok(())
 }
@@ -29,7 +31,9 @@ fn check_at(root: &Path, is_root: bool) -> Result<()> {
         );
     }
     if !path(BTF).exists() {
-        bail!("this kernel has no BTF ({BTF} is missing), without which no BPF scheduler loads: boot one built with CONFIG_DEBUG_INFO_BTF=y");
+        bail!(
+            "this kernel has no BTF ({BTF} is missing), without which no BPF scheduler loads: boot one built with CONFIG_DEBUG_INFO_BTF=y"
+        );
     }
     if !is_root {
         bail!("loading a scheduler takes root: run this with sudo, or from the systemd unit");
@@ -82,7 +86,8 @@ mod tests {
 
     #[test]
     fn another_scheduler_is_named() {
-        let files = [("sys/kernel/sched_ext/state", "enabled\n"), ("sys/kernel/sched_ext/root/ops", "rusty\n"), WITH_BTF];
+        let files =
+            [("sys/kernel/sched_ext/state", "enabled\n"), ("sys/kernel/sched_ext/root/ops", "rusty\n"), WITH_BTF];
         assert!(failure(&files, true).contains("(rusty)"));
     }
 }

@@ -1,6 +1,7 @@
 //! Who uses which GPU, seen from user space: what happened before the scheduler started, and threads that submit
 //! without system calls. BPF sees the rest by itself.
 
+mod nvml;
 mod process;
 mod watch;
 
@@ -8,11 +9,10 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
+pub use nvml::NvmlProcesses;
 pub use watch::GpuWatch;
 
-use crate::bpf_intf::{
-    stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
-};
+use crate::bpf_intf::{stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS};
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
 use process::{Process, Reader};
 
@@ -20,7 +20,8 @@ use process::{Process, Reader};
 const FILES_EVERY: u32 = 5;
 
 /// The GPU processes known, and what is known of each.
-pub struct Workload {
+pub struct Workload<'a> {
+    nvml: Option<NvmlProcesses<'a>>,
     /// For each device number its GPUs as bits.
     devices: BTreeMap<u32, u64>,
     reader: Reader,
@@ -30,13 +31,15 @@ pub struct Workload {
 
 struct Known {
     process: Process,
-    /// GPUs whose devices it holds open, as bits.
+    /// GPUs whose devices it holds open, as bits; 0 once it has closed them.
     gpus: u64,
+    /// When BPF last saw it open or map one, as far as `gpus` knows of it.
+    seen_ns: u64,
 }
 
-impl Workload {
+impl<'a> Workload<'a> {
     /// Looks at all processes once, for files opened before this.
-    pub fn new(layout: &Layout) -> Self {
+    pub fn new(layout: &Layout, nvml: Option<NvmlProcesses<'a>>) -> Self {
         let reader = Reader::new("/proc");
         let devices = layout.devices.clone();
         let mut processes = BTreeMap::new();
@@ -44,11 +47,11 @@ impl Workload {
             for process in reader.all() {
                 let gpus = reader.held(&process, &devices);
                 if gpus != 0 && !reader.has_inherited(&process, &devices) {
-                    processes.insert(process.pid, Known { process, gpus });
+                    processes.insert(process.pid, Known { process, gpus, seen_ns: 0 });
                 }
             }
         }
-        Self { devices, reader, processes, refreshes: 0 }
+        Self { nvml, devices, reader, processes, refreshes: 0 }
     }
 
     /// Renews the evidence of threads that still have reason to be feeders, and forgets processes that ended.
@@ -59,13 +62,26 @@ impl Workload {
         for (pid, seen) in scheduler.processes() {
             match self.reader.process(pid) {
                 Some(process) if process.has_started_at(seen.start_ns) => {
-                    let known = self.processes.entry(pid).or_insert(Known { process: process.clone(), gpus: 0 });
+                    let new = || Known { process: process.clone(), gpus: 0, seen_ns: 0 };
+                    let known = self.processes.entry(pid).or_insert_with(new);
                     if known.process != process {
-                        *known = Known { process, gpus: 0 };
+                        *known = new();
                     }
-                    known.gpus |= seen.gpus;
+                    // What BPF saw once holds only until the open files tell otherwise.
+                    if known.seen_ns != seen.seen_ns {
+                        known.seen_ns = seen.seen_ns;
+                        known.gpus |= seen.gpus;
+                    }
                 }
                 _ => scheduler.forget_process(pid),
+            }
+        }
+
+        // NVML speaks of this moment, so what it says is said anew at each look.
+        let told = self.nvml.as_mut().map(NvmlProcesses::read).unwrap_or_default();
+        for &pid in told.keys() {
+            if let Some(process) = self.reader.process(pid) {
+                self.processes.entry(pid).or_insert_with(|| Known { process, gpus: 0, seen_ns: 0 });
             }
         }
 
@@ -79,10 +95,13 @@ impl Workload {
             if reads_files {
                 known.gpus = reader.held(&known.process, devices);
             }
-            known.gpus != 0
+            true
         });
-        for known in self.processes.values() {
-            report_threads(scheduler, &self.reader, known)?;
+        for (pid, known) in &self.processes {
+            let gpus = known.gpus | told.get(pid).unwrap_or(&0);
+            if gpus != 0 {
+                report_threads(scheduler, &self.reader, &known.process, gpus)?;
+            }
         }
         Ok(())
     }
@@ -90,22 +109,22 @@ impl Workload {
 
 /// Threads that mapped a GPU feed it for as long as their process holds it, with system calls or without. Where no
 /// thread was seen to do anything, all happened before the start, and each may be the one.
-fn report_threads(scheduler: &Scheduler, reader: &Reader, known: &Known) -> Result<()> {
+fn report_threads(scheduler: &Scheduler, reader: &Reader, process: &Process, gpus: u64) -> Result<()> {
     let mut unseen = Vec::new();
     let mut seen = false;
-    for tid in reader.threads(&known.process) {
+    for tid in reader.threads(process) {
         let Some(used) = scheduler.thread_use(tid)? else { continue };
         let own = used.evidence & !EV_PROCESS;
         seen |= own != 0;
         if own & EV_MMAP != 0 {
-            scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: known.gpus & used.gpus })?;
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: gpus & used.gpus })?;
         } else if own == 0 {
             unseen.push(tid);
         }
     }
     if !seen {
         for tid in unseen {
-            scheduler.report_thread(tid, ThreadUse { evidence: EV_PROCESS, gpus: known.gpus })?;
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_PROCESS, gpus })?;
         }
     }
     Ok(())

@@ -94,7 +94,9 @@ impl Reader {
 /// Whether two processes have the same open file behind a descriptor of the same number.
 fn is_same_file(pid: u32, other: u32, fd: u32) -> bool {
     // SAFETY: kcmp takes numbers only.
-    unsafe { libc::syscall(libc::SYS_kcmp, pid, other, KCMP_FILE, libc::c_ulong::from(fd), libc::c_ulong::from(fd)) == 0 }
+    unsafe {
+        libc::syscall(libc::SYS_kcmp, pid, other, KCMP_FILE, libc::c_ulong::from(fd), libc::c_ulong::from(fd)) == 0
+    }
 }
 
 /// Parent and start time from the text of /proc/PID/stat. The command in it may hold any characters.

@@ -15,6 +15,10 @@ pub fn stand_in() -> &'static str {
         if directory.ends_with("release") {
             cargo.arg("--release");
         }
+        if cfg!(feature = "lab") {
+            // Other features would build the package anew.
+            cargo.args(["--features", "lab"]);
+        }
         assert!(cargo.status().unwrap().success(), "the stand-in does not build");
         directory.join("examples/libnvml_stand_in.so").to_str().unwrap().into()
     })

@@ -1,0 +1,127 @@
+//! Who is a feeder, and for how long: whatever came first, with system calls or without, and never by PID alone.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::guest::{lab, modprobe, within};
+use crate::home::HOMES;
+use crate::load;
+use crate::probe::{Device, Process, Ticker, render_nodes};
+use crate::stoker::{Stoker, stop_shared, wakeups, with_shared};
+
+fn gpu() -> PathBuf {
+    render_nodes("pci").remove(0)
+}
+
+#[test]
+fn feeders_that_ran_before_the_start_are_found_with_and_without_system_calls() {
+    let _lab = lab();
+    stop_shared();
+    // Beside hogs, the scheduler itself takes seconds of the lab's time to load.
+    let common = "--start-on other-node --warmup-s 8 --seconds 2";
+    let doorbell = load::start(&format!("--submit doorbell --hogs 2 {common}"));
+    let ioctl = load::start(&format!("--submit ioctl --hogs 2 {common}"));
+    // Until they have opened their GPUs and run.
+    sleep(Duration::from_secs(1));
+    let stoker = Stoker::start(&[]);
+    doorbell.finish().assert_served(&HOMES);
+    ioctl.finish().assert_served(&HOMES);
+    stoker.stop();
+}
+
+#[test]
+fn feeders_without_system_calls_stay_feeders_beyond_the_time_of_evidence() {
+    let _lab = lab();
+    let stoker = Stoker::start(&["--evidence-s", "2"]);
+    let mut counters = stoker.counters();
+    let load = load::start("--submit doorbell --hogs 8 --start-on other-node --warmup-s 4 --seconds 2");
+    sleep(Duration::from_secs(5));
+    counters.interval();
+    load.finish().assert_served(&HOMES);
+    assert!(wakeups(&counters.interval()) > 50, "on time, but not by this scheduler's doing");
+    stoker.stop();
+}
+
+#[test]
+fn a_thread_whose_gpu_use_has_ended_is_no_feeder() {
+    let _lab = lab();
+    let stoker = Stoker::start(&["--evidence-s", "1"]);
+    let mut counters = stoker.counters();
+    let has_closed = Arc::new(AtomicBool::new(false));
+    let asked = has_closed.clone();
+    let ticker = Ticker::start(0, move || {
+        let device = Device::use_by_mmap(&gpu());
+        std::thread::spawn(move || {
+            while !asked.load(Ordering::Relaxed) {
+                sleep(Duration::from_millis(50));
+            }
+            drop(device);
+        })
+    });
+    sleep(Duration::from_secs(3));
+    counters.interval();
+    sleep(Duration::from_secs(1));
+    let used = wakeups(&counters.interval());
+    assert!(used > 50, "{used} wake-ups of a thread that holds and mapped a GPU, wakes 100 times a second and is seen");
+
+    has_closed.store(true, Ordering::Relaxed);
+    // Open files are read every 5 s, and then the evidence holds for 1 s.
+    let is_over = within(9.0, || {
+        sleep(Duration::from_secs(1));
+        wakeups(&counters.interval()) == 0
+    });
+    let cpus = ticker.stop();
+    assert!(is_over, "still a feeder 9 s after it closed the GPU");
+    assert!(cpus.values().sum::<u32>() > 300, "it woke all the time: {cpus:?}");
+    stoker.stop();
+}
+
+#[test]
+fn a_process_that_got_the_pid_of_a_feeder_is_none() {
+    let _lab = lab();
+    with_shared(|stoker| {
+        let mut counters = stoker.counters();
+        let feeder = Process::fork(Some(&gpu()));
+        sleep(Duration::from_millis(1500));
+        let used = wakeups(&counters.interval());
+        assert!(used > 80, "{used} wake-ups of a process that uses a GPU and wakes 100 times a second");
+        let pid = feeder.pid();
+        drop(feeder);
+
+        let other = Process::fork_with_pid(pid);
+        counters.interval();
+        sleep(Duration::from_millis(2500));
+        assert_eq!(wakeups(&counters.interval()), 0, "PID {pid} is another process now");
+        drop(other);
+    });
+}
+
+#[test]
+fn a_driver_loaded_after_the_scheduler_is_noticed_and_its_gpus_are_served() {
+    /// Brings the driver back, however the test ends.
+    struct Driver;
+    impl Drop for Driver {
+        fn drop(&mut self) {
+            modprobe(&["virtio_gpu"]);
+        }
+    }
+
+    let _lab = lab();
+    stop_shared();
+    modprobe(&["-r", "virtio_gpu"]);
+    let driver = Driver;
+    let mut stoker = Stoker::start(&[]);
+    assert!(stoker.output().contains("no GPU here yet"), "not said:\n{}", stoker.output());
+    let skip = stoker.output().len();
+    drop(driver);
+    stoker.wait_restarted(skip, "GPUs have come or gone");
+    // It may have seen the first GPU before the second.
+    let are_known = || HOMES.iter().all(|home| stoker.output()[skip..].contains(&format!("home is CPUs {home}")));
+    assert!(within(10.0, are_known), "not both are known:\n{}", stoker.output());
+    sleep(Duration::from_secs(1));
+    load::feed("--hogs 8 --start-on other-node --warmup-s 0.5 --seconds 1").assert_served(&HOMES);
+    stoker.stop();
+}
