@@ -222,6 +222,9 @@ pub fn print_comparison(comparison: &Comparison) {
     if !scenarios.is_empty() {
         println!();
         LEGEND.iter().for_each(|(column, meaning)| println!("  {column:<12} {meaning}"));
+        println!(
+            "\n  In the counted lab a nanosecond is an instruction: hold these figures against each other, quote none."
+        );
     }
     print_fair_ratios(comparison, width);
     println!();
@@ -267,14 +270,21 @@ fn print_subject(comparison: &Comparison) {
         in_ms("kernel_us")
     );
     println!("  measured    {} s of each run", comparison.seconds);
-    for (index, contender) in comparison.contenders.iter().enumerate() {
-        let what = match contender.role {
-            Role::Baseline => "the kernel's own scheduler",
-            Role::Ceiling => "feeders and loaders at real-time priority: the ceiling",
-            Role::Judged | Role::Peer => contender.command.as_deref().unwrap_or("the kernel's own scheduler"),
+    let width = comparison.contenders.iter().map(|contender| contender.name.len()).max().unwrap_or(0);
+    for (index, Contender { name, role, command, .. }) in comparison.contenders.iter().enumerate() {
+        let what = match (role, command) {
+            (Role::Ceiling, _) => "feeders and loaders at real-time priority: the best there can be".to_string(),
+            (_, Some(command)) => format!("sched_ext, {}", without_folder(command)),
+            (_, None) => "the kernel's own scheduler".to_string(),
         };
-        println!("  {:<11} {}: {what}", if index == 0 { "schedulers" } else { "" }, contender.name);
+        println!("  {:<11} {name:<width$}  {what}", if index == 0 { "schedulers" } else { "" });
     }
+}
+
+/// A command without the folder of its program.
+fn without_folder(command: &str) -> &str {
+    let end = command.find(' ').unwrap_or(command.len());
+    command[..end].rfind('/').map_or(command, |slash| &command[slash + 1..])
 }
 
 fn print_row(width: usize, name: &str, cells: [&str; 8]) {
