@@ -25,10 +25,18 @@ static __always_inline u64 domain_cpus(u32 domain)
 	return domain == STOKER_NO_DOMAIN ? nr_cpus : domain_nr_cpus[domain % STOKER_MAX_DOMAINS];
 }
 
-/* Takes @run_ns of feeders' CPU time out of @domain's budget. */
+/*
+ * Takes @run_ns of a feeder's CPU time out of @domain's budget, of what it got
+ * by fair share too: so feeders get the cap or their fair share, whichever is
+ * more, and not both. Debt is not kept: feeders that nobody competed with for a
+ * while are not made to pay for it when somebody comes.
+ */
 static __always_inline void charge_budget(u32 domain, u64 run_ns)
 {
-	__sync_fetch_and_add(&domain_ctx_of(budget_domain(domain))->budget_ns, -(s64)run_ns);
+	struct domain_ctx *d = domain_ctx_of(budget_domain(domain));
+
+	if (d->budget_ns > 0)
+		__sync_fetch_and_add(&d->budget_ns, -(s64)run_ns);
 }
 
 /*
@@ -62,6 +70,17 @@ static bool has_bandwidth(u32 domain, u32 gpu, u64 now)
 		d->exhausted = false;
 	}
 	return !d->exhausted;
+}
+
+/*
+ * True when feeders have had @cctx's CPU for so long that a task which can run
+ * nowhere else must have its turn. The domain's budget does not see to that:
+ * one feeder on a home of many CPUs never uses it up.
+ */
+static __always_inline bool owes_turn(const struct cpu_ctx *cctx, u64 now)
+{
+	return cctx->has_pinned && cctx->feeders_since &&
+	       time_after(now, cctx->feeders_since + slice_ns * feeder_cap_permille / (1000 - feeder_cap_permille));
 }
 
 /* True when @p, a feeder, may run at once in an ordinary task's stead. */

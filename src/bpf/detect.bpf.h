@@ -156,12 +156,18 @@ int BPF_PROG(stoker_mmap_file, struct file *file)
 	return 0;
 }
 
-/* User space asks, now and then, whether evidence is still good. */
+/* User space asks, now and then, whether evidence is still good. Feeders that wait are looked for as long as it is. */
 SEC("syscall")
 int expire_evidence(void *ctx)
 {
-	if (time_after(scx_bpf_now(), gpus_used_until))
-		gpus_in_use = false;
+	u32 domain;
+
+	if (!time_after(scx_bpf_now(), gpus_used_until))
+		return 0;
+	bpf_for(domain, 0, nr_domains)
+		if (domain_ctx_of(domain)->nr_waiting)
+			return 0;
+	gpus_in_use = false;
 	return 0;
 }
 

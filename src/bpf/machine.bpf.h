@@ -33,11 +33,12 @@ struct cpu_ctx {
 	u64	run_sum_ns;		/* the current task's sum_exec_runtime when it got the CPU */
 	u64	run_at;			/* when it got the CPU */
 	u64	claimed_until;		/* a feeder is on its way to displace the current task */
-	u64	pinned_vtime;		/* no task of its own queue is before this */
+	u64	pinned_vtime;		/* the vtime of the first of them */
+	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u32	user;			/* enum cpu_user */
 	u32	taken;			/* a higher scheduling class has the CPU */
-	u32	has_pinned;		/* its own queue may hold tasks */
+	u32	has_pinned;		/* its own queue holds tasks */
 	u32	turn;			/* dispatches, for what is done every so many of them */
 } __attribute__((aligned(CACHE_LINE)));
 
@@ -49,7 +50,7 @@ struct domain_ctx {
 	s64	budget_ns;		/* CPU time its feeders may use ahead of ordinary work */
 	u64	refilled_at;
 	u32	exhausted;
-	u32	has_waiting;		/* its feeder queue may hold tasks */
+	u32	nr_waiting;		/* tasks in its feeder queue, or about to be */
 } __attribute__((aligned(CACHE_LINE)));
 
 struct gpu_ctx {

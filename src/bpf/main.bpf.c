@@ -57,6 +57,7 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 	if (gpus_in_use) {
 		u64 now = scx_bpf_now();
 
+		left_feeder_queue(tctx);
 		if (is_feeder(tctx, now)) {
 			enqueue_feeder(p, tctx, enq_flags, now);
 			return;
@@ -80,8 +81,8 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 
 		account_run(feeder, cpu, run_ns);
 		charge_budget(feeder->domain, run_ns);
-		/* What it ran by the bandwidth grant is paid from the budget: it owes a slice at most. */
-		if (time_after(vtime, limit))
+		/* What it got by its grant is paid from the budget: of its fair share it owes a slice at most. */
+		if (feeder->granted && time_after(vtime, limit))
 			vtime = limit;
 	}
 	scx_bpf_task_set_dsq_vtime(p, vtime);
@@ -89,20 +90,22 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 
 /*
  * True when @prev, a feeder whose turn on @cpu ended with no other feeder
- * waiting, has another: at home, within its domain's budget.
+ * waiting, has another: at home, or where its user tied it, within its domain's
+ * budget and unless the CPU owes others a turn.
  */
 static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u64 now)
 {
 	struct task_ctx *tctx;
 
-	if (cctx->user != CPU_FEEDER || cctx->has_pinned || !(prev->scx.flags & SCX_TASK_QUEUED))
+	if (cctx->user != CPU_FEEDER || !(prev->scx.flags & SCX_TASK_QUEUED) || owes_turn(cctx, now))
 		return false;
 	tctx = task_ctx_of(prev);
-	if (!tctx || !is_feeder(tctx, now) || !is_home(cpu, tctx->domain))
+	if (!tctx || !is_feeder(tctx, now) || !(is_home(cpu, tctx->domain) || prev->nr_cpus_allowed == 1))
 		return false;
 	settle(prev, tctx, cpu, cctx);
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
 		return false;
+	tctx->granted = true;
 	scx_bpf_task_set_slice(prev, feeder_slice_ns);
 	return true;
 }
@@ -115,12 +118,13 @@ void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 		dispatch_ordinary(cpu, cctx);
 		return;
 	}
-	if (dispatch_feeder(cpu))
+	if (dispatch_feeder(cpus[(u32)cpu % STOKER_MAX_CPUS].domains))
 		return;
 	if (prev && keeps_cpu(cpu, cctx, prev, scx_bpf_now()))
 		return;
+	/* A CPU away from home with nothing else to do is better than none. */
 	if (!dispatch_ordinary(cpu, cctx))
-		steal_feeder();
+		dispatch_feeder(~0ULL);
 }
 
 void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
@@ -136,6 +140,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 		if (tctx) {
 			if (tctx->llc != llc)
 				scx_bpf_task_set_dsq_vtime(p, rebase_vtime(p, tctx, llc));
+			left_feeder_queue(tctx);
 			if (is_feeder(tctx, now)) {
 				user = CPU_FEEDER;
 				account_running(tctx, now);
@@ -146,6 +151,10 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
 	cctx->run_at = now;
 	cctx->user = user;
+	if (user == CPU_ORDINARY)
+		cctx->feeders_since = 0;
+	else if (!cctx->feeders_since)
+		cctx->feeders_since = now;
 	cctx->claimed_until = 0;
 	if (time_before(*vtime_now, p->scx.dsq_vtime))
 		*vtime_now = p->scx.dsq_vtime;
@@ -188,6 +197,7 @@ s32 BPF_STRUCT_OPS(stoker_init_task, struct task_struct *p, struct scx_init_task
 	tctx->gpu = STOKER_NO_GPU;
 	tctx->domain = STOKER_NO_DOMAIN;
 	tctx->counted_gpu = STOKER_NO_GPU;
+	tctx->queued_domain = STOKER_NO_DOMAIN;
 	return 0;
 }
 
@@ -206,8 +216,10 @@ void BPF_STRUCT_OPS(stoker_disable, struct task_struct *p)
 {
 	struct task_ctx *tctx = task_ctx_of(p);
 
-	if (tctx)
-		uncount(tctx, scx_bpf_now());
+	if (!tctx)
+		return;
+	left_feeder_queue(tctx);
+	uncount(tctx, scx_bpf_now());
 }
 
 s32 BPF_STRUCT_OPS(stoker_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)

@@ -100,11 +100,10 @@ static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx
 }
 
 /* Leaves @p to wait in its domain's queue, of which home CPUs take first. */
-static void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
+static __always_inline void wait_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
 	tctx->granted = true;
-	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
-	raise_hint(&domain_ctx_of(tctx->domain)->has_waiting);
+	enqueue_at_home(p, tctx, enq_flags);
 }
 
 /*
@@ -121,6 +120,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 
 	count(&stats->wakeups);
 	account_waiting(tctx, now);
+	tctx->granted = false;
 
 	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
 	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
@@ -189,26 +189,33 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
 	const struct cpumask *home = home_of(tctx->domain);
 	s32 cpu = scx_bpf_task_cpu(p), victim;
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u64 soonest = now + NSEC_PER_SEC;
 
 	account_waiting(tctx, now);
+	tctx->granted = false;
 	if (!may_displace(p, tctx, now)) {
 		enqueue_ordinary(p, tctx, enq_flags);
 		return;
 	}
 
 	/* With one CPU, or none at home, it has nowhere to go but where it is. */
-	if (is_pinned(p) || !home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
-		if (is_pinned(p) && enq_flags & SCX_ENQ_WAKEUP) {
-			u64 preempt = gives_way(cpu_ctx_of(cpu), now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+	if (is_pinned(p)) {
+		u64 preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
 
-			count(&stats->wakeups);
-			if (preempt)
-				count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
-			tctx->granted = true;
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
+		if (owes_turn(cctx, now)) {
+			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
+		if (enq_flags & SCX_ENQ_WAKEUP)
+			count(&stats->wakeups);
+		if (preempt)
+			count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
+		tctx->granted = true;
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
+		return;
+	}
+	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
 		enqueue_ordinary(p, tctx, enq_flags);
 		return;
 	}

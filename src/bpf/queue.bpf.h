@@ -6,7 +6,6 @@
  * its own queue and its LLC's by vtime, then other LLCs', nearest first.
  */
 
-const volatile u64 slice_ns = 5ULL * NSEC_PER_MSEC;
 /* Feeders that share a home CPU take turns this long. */
 const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 
@@ -85,30 +84,17 @@ static __always_inline bool is_pinned(const struct task_struct *p)
 }
 
 /*
- * Hints tell, without asking the kernel, that a queue is empty. They are raised
- * after the insertion and lowered before the look into the queue, each with the
- * full barrier of an atomic operation: so whoever misses the task is not the
- * last to lower the hint, and no task is left behind a lowered one.
+ * Queues @p, which can run on @cpu only, for @cpu. @cpu's run queue is locked
+ * here and where @cpu looks, so has_pinned and the queue go together.
  */
-static __always_inline void raise_hint(u32 *hint)
-{
-	__sync_lock_test_and_set(hint, 1);
-}
-
-static __always_inline bool lower_hint(u32 *hint)
-{
-	return *hint && __sync_lock_test_and_set(hint, 0);
-}
-
-/* Queues @p, which can run on @cpu only, for @cpu. */
 static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_flags)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 
 	if (!cctx->has_pinned || time_before(vtime, cctx->pinned_vtime))
 		cctx->pinned_vtime = vtime;
+	cctx->has_pinned = true;
 	scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), slice_ns, vtime, enq_flags);
-	raise_hint(&cctx->has_pinned);
 	/* select_cpu(), which would have woken an idle CPU, is not asked for a task with one CPU. */
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 }
@@ -155,33 +141,35 @@ static __always_inline bool pull(u64 queue)
 	return scx_bpf_dsq_move_to_local(queue, 0);
 }
 
-/* Takes a waiting feeder of one of @cpu's domains. */
-static bool dispatch_feeder(s32 cpu)
+/* Puts @p, a feeder, last in its domain's queue. */
+static void enqueue_at_home(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
-	u64 domains = cpus[(u32)cpu % STOKER_MAX_CPUS].domains;
-	u32 domain;
-
-	bpf_for(domain, 0, nr_domains) {
-		struct domain_ctx *d = domain_ctx_of(domain);
-
-		if (!(domains & (1ULL << (domain % 64))) || !lower_hint(&d->has_waiting))
-			continue;
-		if (pull(feeder_queue(domain))) {
-			/* There may be more. */
-			raise_hint(&d->has_waiting);
-			return true;
-		}
-	}
-	return false;
+	tctx->queued_domain = tctx->domain;
+	/*
+	 * Raised before the kernel inserts, which it does when this callback has returned, and lowered only when the
+	 * task is out again. So a look that comes too early finds the queue empty, but never the counter wrong.
+	 */
+	__sync_fetch_and_add(&domain_ctx_of(tctx->domain)->nr_waiting, 1);
+	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
 }
 
-/* Takes any waiting feeder: a CPU with nothing else to do is better than none. */
-static bool steal_feeder(void)
+/* @tctx is in no feeder queue any more, if it was in one. */
+static __always_inline void left_feeder_queue(struct task_ctx *tctx)
+{
+	if (tctx->queued_domain == STOKER_NO_DOMAIN)
+		return;
+	__sync_fetch_and_add(&domain_ctx_of(tctx->queued_domain)->nr_waiting, -1);
+	tctx->queued_domain = STOKER_NO_DOMAIN;
+}
+
+/* Takes a waiting feeder of one of @domains. */
+static bool dispatch_feeder(u64 domains)
 {
 	u32 domain;
 
 	bpf_for(domain, 0, nr_domains)
-		if (domain_ctx_of(domain)->has_waiting && pull(feeder_queue(domain)))
+		if (domains & (1ULL << (domain % 64)) && domain_ctx_of(domain)->nr_waiting &&
+		    pull(feeder_queue(domain)))
 			return true;
 	return false;
 }
@@ -197,17 +185,18 @@ static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool u
 
 	if (!cctx->has_pinned || (unless_early && time_after(cctx->pinned_vtime, vtime_now)))
 		return false;
-	if (!lower_hint(&cctx->has_pinned) || !pull(cpu_queue(cpu)))
+	cctx->has_pinned = false;
+	if (!pull(cpu_queue(cpu)))
 		return false;
 	bpf_for_each(scx_dsq, p, cpu_queue(cpu), 0) {
 		cctx->pinned_vtime = p->scx.dsq_vtime;
-		raise_hint(&cctx->has_pinned);
+		cctx->has_pinned = true;
 		break;
 	}
 	return true;
 }
 
-/* Takes a task from an LLC whose queue is, for its size, longer than @llc's by more than a task a CPU. */
+/* Takes a task from an LLC whose queue would still, for its size, be no shorter than @llc's. */
 static bool dispatch_balance(u32 llc)
 {
 	u32 i, own = scx_bpf_dsq_nr_queued(llc_queue(llc)) + 1, own_cpus = llc_nr_cpus[llc % STOKER_MAX_LLCS];
@@ -216,7 +205,7 @@ static bool dispatch_balance(u32 llc)
 		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
 		u32 queued = scx_bpf_dsq_nr_queued(llc_queue(other));
 
-		if (queued > 1 && (queued - 1) * own_cpus > own * llc_nr_cpus[other] && pull(llc_queue(other)))
+		if (queued > 1 && (queued - 1) * own_cpus >= own * llc_nr_cpus[other] && pull(llc_queue(other)))
 			return true;
 	}
 	return false;

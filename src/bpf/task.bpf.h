@@ -16,7 +16,8 @@ struct task_ctx {
 
 	/* queue */
 	u16	llc;			/* the LLC whose clock p->scx.dsq_vtime is read by */
-	u16	granted;		/* it runs, or is to run, by the feeder's grant */
+	u8	queued_domain;		/* the domain in whose feeder queue it is, or STOKER_NO_DOMAIN */
+	u8	granted;		/* it runs, or is to run, by a feeder's grant */
 
 	/* account */
 	u64	wait_since;		/* runnable since, 0 when not waiting */

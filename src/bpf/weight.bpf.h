@@ -7,6 +7,9 @@
 
 #define WEIGHT_DEFAULT	100
 
+/* The longest turn of an ordinary task. */
+const volatile u64 slice_ns = 5ULL * NSEC_PER_MSEC;
+
 struct group_ctx {
 	u32	weight;
 };
