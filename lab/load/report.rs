@@ -236,9 +236,6 @@ pub fn print_comparison(comparison: &Comparison) {
     for contender in comparison.contenders.iter().filter(|contender| contender.role == Role::Judged) {
         print_verdict(comparison, contender, &scenarios);
     }
-    println!(
-        "In the counted lab, times are counted instructions: hold figures of one boot against each other, quote none."
-    );
 }
 
 /// Says what is compared: the machine, the load, the schedulers.
