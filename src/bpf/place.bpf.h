@@ -223,12 +223,12 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	wait_at_home(p, tctx, enq_flags);
 	victim = pick_idle_cpu(p, cpu, 0, home);
 	if (victim >= 0) {
-		scx_bpf_kick_cpu(victim, SCX_KICK_IDLE);
+		kick(victim, SCX_KICK_IDLE);
 		return;
 	}
 	victim = pick_victim(p, cpu, home, now, &soonest);
 	if (victim >= 0) {
 		count(&stats->displacements);
-		scx_bpf_kick_cpu(victim, SCX_KICK_PREEMPT);
+		kick(victim, SCX_KICK_PREEMPT);
 	}
 }
