@@ -233,7 +233,8 @@ pub fn print_comparison(comparison: &Comparison) {
             println!("{} failed: {failure}", contender.name);
         }
     }
-    for contender in comparison.contenders.iter().filter(|contender| contender.role == Role::Judged) {
+    let is_judged = |contender: &&Contender| contender.role == Role::Judged && !contender.runs.is_empty();
+    for contender in comparison.contenders.iter().filter(is_judged) {
         print_verdict(comparison, contender, &scenarios);
     }
 }
