@@ -89,6 +89,16 @@ impl Scenario {
         }
     }
 
+    /// What that means, for people.
+    pub fn explanation(self) -> &'static str {
+        match self {
+            Self::Hogs => "neighbours that compute without a pause; feeders sleep until the GPU is done",
+            Self::Spin => "feeders poll until the GPU is done, as CUDA does unless told otherwise",
+            Self::Bursty => "the bursty ones compute for 0.2 to 1 ms and sleep for 0.5 to 2 ms",
+            Self::Loaders => "another process prepares each batch, and the feeder waits for it",
+        }
+    }
+
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Hogs => &["--hogs", "8"],

@@ -175,17 +175,33 @@ fn plain(value: Option<f64>, digits: usize) -> String {
 /// One `feed` run in a few words.
 pub fn summary(feed: &Value) -> String {
     format!(
-        "GPU busy {}, run delay {}, wake-up p99 {} ms, at home {}",
-        plain(number(feed, "gpu_busy"), 3),
+        "GPU busy {}, starvation {}, wake-up p99 {} ms, at home {}",
+        percent(number(feed, "gpu_busy")),
         percent(number(feed, "delay_share")),
         plain(number(feed, "wake_p99_ns").map(|ns| ns / 1e6), 2),
         percent(number(feed, "home_share"))
     )
 }
 
-/// Prints a comparison for people: a table a scenario, one of micro-benchmarks, and what they show.
+/// The columns of a comparison, as the legend explains them.
+const LEGEND: [(&str, &str); 8] = [
+    ("GPU busy", "share of time with a kernel on the GPU, mean over GPUs; more is better"),
+    ("starvation", "% of time a feeder was runnable but not running, mean over feeders; less is better"),
+    ("wake-up", "how late a feeder ran after its kernel was done: median / 99th percentile"),
+    ("at home", "share of samples in which a feeder was on a CPU local to its GPU"),
+    (
+        "background",
+        "work of the neighbours, as a multiple of EEVDF's; what feeders get more of, neighbours get less of",
+    ),
+    ("all work", "work of neighbours, feeders and loaders, as a multiple of EEVDF's; below 1, capacity was lost"),
+    ("idle CPUs", "how many CPUs had nothing to do, on average, while neighbours wanted to run"),
+    ("longest gap", "the longest that any hog went without progress"),
+];
+
+/// Prints a comparison for people: what is compared, a table a scenario, a legend, one table of micro-benchmarks, and
+/// what they show.
 pub fn print_comparison(comparison: &Comparison) {
-    println!("Linux {}, {} s measured in each run", comparison.kernel, comparison.seconds);
+    print_subject(comparison);
     let width = comparison.contenders.iter().map(|contender| contender.name.len()).max().unwrap_or(0);
     let mut scenarios: Vec<Scenario> = Vec::new();
     for run in comparison.contenders.iter().flat_map(|contender| &contender.runs) {
@@ -194,20 +210,21 @@ pub fn print_comparison(comparison: &Comparison) {
         }
     }
     for &scenario in &scenarios {
-        println!("\n{}", scenario.title());
-        println!(
-            "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
-            "", "GPU", "run", "wake-up, ms", "at", "background", "total", "idle", "longest"
-        );
-        println!(
-            "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
-            "scheduler", "busy", "delay", "p50 / p99", "home", "work", "work", "CPUs", "gap, ms"
-        );
+        println!("\n{}: {}", scenario.title(), scenario.explanation());
+        print_row(width, "", ["GPU", "starva-", "wake-up, ms", "at", "back-", "all", "idle", "longest"]);
+        print_row(width, "scheduler", ["busy", "tion", "p50 / p99", "home", "ground", "work", "CPUs", "gap, ms"]);
         for contender in &comparison.contenders {
             if let Some(feed) = contender.feed(scenario) {
                 print_run(comparison, contender, scenario, feed, width);
             }
         }
+    }
+    if !scenarios.is_empty() {
+        println!();
+        LEGEND.iter().for_each(|(column, meaning)| println!("  {column:<12} {meaning}"));
+        println!(
+            "\n  In the counted lab a nanosecond is an instruction: hold these figures against each other, quote none."
+        );
     }
     print_fair_ratios(comparison, width);
     println!();
@@ -216,10 +233,63 @@ pub fn print_comparison(comparison: &Comparison) {
             println!("{} failed: {failure}", contender.name);
         }
     }
-    println!("Work is relative to EEVDF. Figures are ratios to hold against each other, not latencies to quote.");
-    for contender in comparison.contenders.iter().filter(|contender| contender.role == Role::Judged) {
+    let is_judged = |contender: &&Contender| contender.role == Role::Judged && !contender.runs.is_empty();
+    for contender in comparison.contenders.iter().filter(is_judged) {
         print_verdict(comparison, contender, &scenarios);
     }
+}
+
+/// Says what is compared: the machine, the load, the schedulers.
+fn print_subject(comparison: &Comparison) {
+    println!("How well are GPUs fed beside noisy neighbours? The same load under each scheduler, in one boot.\n");
+    let Some(feed) = comparison.contenders.iter().flat_map(|contender| &contender.runs).map(|run| &run.feed).next()
+    else {
+        println!("  kernel      Linux {}", comparison.kernel);
+        return;
+    };
+    let cpus = feed.get("idle").and_then(Value::as_object).map_or(0, serde_json::Map::len);
+    let feeders = feed.get("feeders").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut gpus: Vec<String> = Vec::new();
+    for feeder in feeders {
+        let text = |key| feeder.get(key).and_then(Value::as_str);
+        let home = text("home").map_or("home unknown".to_string(), |home| format!("home CPUs {home}"));
+        let gpu = format!("{} ({home})", text("gpu").unwrap_or("?"));
+        if !gpus.contains(&gpu) {
+            gpus.push(gpu);
+        }
+    }
+    let option = |key| feed.get("options").and_then(|options| number(options, key));
+    let in_ms = |key| plain(option(key).map(|us| us / 1000.0), 0);
+    println!("  machine     Linux {}, {cpus} CPUs, {} GPUs: {}", comparison.kernel, gpus.len(), gpus.join(", "));
+    println!(
+        "  feeders     {} for each GPU: {} ms of CPU work, a GPU kernel of {} ms (a timer stands for it), and again",
+        plain(option("feeders_per_gpu"), 0),
+        in_ms("work_us"),
+        in_ms("kernel_us")
+    );
+    println!("  measured    {} s of each run", comparison.seconds);
+    let width = comparison.contenders.iter().map(|contender| contender.name.len()).max().unwrap_or(0);
+    for (index, Contender { name, role, command, .. }) in comparison.contenders.iter().enumerate() {
+        let what = match (role, command) {
+            (Role::Ceiling, _) => "feeders and loaders at real-time priority: the best there can be".to_string(),
+            (_, Some(command)) => format!("sched_ext, {}", without_folder(command)),
+            (_, None) => "the kernel's own scheduler".to_string(),
+        };
+        println!("  {:<11} {name:<width$}  {what}", if index == 0 { "schedulers" } else { "" });
+    }
+}
+
+/// A command without the folder of its program.
+fn without_folder(command: &str) -> &str {
+    let end = command.find(' ').unwrap_or(command.len());
+    command[..end].rfind('/').map_or(command, |slash| &command[slash + 1..])
+}
+
+fn print_row(width: usize, name: &str, cells: [&str; 8]) {
+    let [busy, starvation, wake, home, background, all, idle, gap] = cells;
+    println!(
+        "  {name:<width$} {busy:>8} {starvation:>8} {wake:>15} {home:>8} {background:>8} {all:>6} {idle:>6} {gap:>8}"
+    );
 }
 
 impl Contender {
@@ -244,17 +314,19 @@ fn print_run(comparison: &Comparison, contender: &Contender, scenario: Scenario,
     let relative = |key| plain(comparison.ratio(Role::Baseline, scenario, feed, key), 2);
     let wake = |key| plain(number(feed, key).map(|ns| ns / 1e6), 2);
     let gap = feed.get("hogs").and_then(|hogs| number(hogs, "max_gap_ms"));
-    println!(
-        "  {:<width$} {:>8} {:>8} {:>15} {:>8} {:>10} {:>6} {:>9} {:>8}",
-        contender.name,
-        plain(number(feed, "gpu_busy"), 3),
-        percent(number(feed, "delay_share")),
-        format!("{} / {}", wake("wake_p50_ns"), wake("wake_p99_ns")),
-        percent(number(feed, "home_share")),
-        relative("background_units"),
-        relative("total_units"),
-        plain(number(feed, "idle_cpus"), 2),
-        plain(gap, 0),
+    print_row(
+        width,
+        &contender.name,
+        [
+            &percent(number(feed, "gpu_busy")),
+            &percent(number(feed, "delay_share")),
+            &format!("{} / {}", wake("wake_p50_ns"), wake("wake_p99_ns")),
+            &percent(number(feed, "home_share")),
+            &relative("background_units"),
+            &relative("total_units"),
+            &plain(number(feed, "idle_cpus"), 2),
+            &plain(gap, 0),
+        ],
     );
 }
 
@@ -278,24 +350,35 @@ fn print_fair_ratios(comparison: &Comparison, width: usize) {
     }
 }
 
-/// Says in two sentences what the numbers show of the judged scheduler.
+/// Says in a few sentences what the numbers show of the judged scheduler.
 fn print_verdict(comparison: &Comparison, judged: &Contender, scenarios: &[Scenario]) {
-    let range = |role: Role, key: &str| {
-        let ratio = |&scenario| comparison.ratio(role, scenario, judged.feed(scenario)?, key);
-        let ratios: Vec<f64> = scenarios.iter().filter_map(ratio).collect();
-        let lowest = ratios.iter().copied().reduce(f64::min)?;
-        Some((lowest, ratios.iter().copied().reduce(f64::max)?))
+    let over = |value: &dyn Fn(Scenario) -> Option<f64>| {
+        let values: Vec<f64> = scenarios.iter().filter_map(|&scenario| value(scenario)).collect();
+        let lowest = values.iter().copied().reduce(f64::min)?;
+        Some((lowest, values.iter().copied().reduce(f64::max)?))
     };
-    let show = |range: Option<(f64, f64)>| match range {
-        Some((low, high)) if high - low < 0.005 => format!("{low:.2}"),
-        Some((low, high)) => format!("{low:.2} to {high:.2}"),
-        None => "an unknown part".to_string(),
-    };
+    let ratio =
+        |role: Role, key: &str| match over(&|scenario| comparison.ratio(role, scenario, judged.feed(scenario)?, key)) {
+            Some((low, high)) if high - low < 0.005 => format!("{low:.2}"),
+            Some((low, high)) => format!("{low:.2} to {high:.2}"),
+            None => "an unknown part".to_string(),
+        };
+    let starvation =
+        |contender: Option<&Contender>| match over(&|scenario| number(contender?.feed(scenario)?, "delay_share")) {
+            Some((low, high)) if high - low < 0.0005 => format!("{:.1} %", high * 100.0),
+            Some((low, high)) => format!("{:.1} to {:.1} %", low * 100.0, high * 100.0),
+            None => "an unknown part".to_string(),
+        };
+    let name = &judged.name;
     println!(
-        "With {}, GPUs are busy {} times as long as with EEVDF, and {} of what SCHED_FIFO feeders, the ceiling, reach.",
-        judged.name,
-        show(range(Role::Baseline, "gpu_busy")),
-        show(range(Role::Ceiling, "gpu_busy")),
+        "With {name}, GPUs are busy {} times as long as with EEVDF, and {} times as long as at the ceiling.",
+        ratio(Role::Baseline, "gpu_busy"),
+        ratio(Role::Ceiling, "gpu_busy"),
     );
-    println!("All work done together comes to {} of EEVDF's.", show(range(Role::Baseline, "total_units")));
+    println!(
+        "Their feeders starve {} of the time; with EEVDF {}.",
+        starvation(Some(judged)),
+        starvation(comparison.contender(Role::Baseline)),
+    );
+    println!("All work done together comes to {} of EEVDF's.", ratio(Role::Baseline, "total_units"));
 }

@@ -194,12 +194,13 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 
 	/* With one CPU, or none at home, it has nowhere to go but where it is. */
 	if (is_pinned(p)) {
-		u64 preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+		u64 preempt;
 
 		if (owes_turn(cctx, now)) {
 			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
+		preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
 		if (enq_flags & SCX_ENQ_WAKEUP) {
 			count(&stats->wakeups);
 			if (!is_home(cpu, tctx->domain))
@@ -220,16 +221,15 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	enqueue_at_home(p, tctx, enq_flags);
 	victim = pick_idle_cpu(p, cpu, 0, home);
 	if (victim >= 0) {
-		scx_bpf_kick_cpu(victim, SCX_KICK_IDLE);
+		kick(victim, SCX_KICK_IDLE);
 		return;
 	}
 	victim = pick_victim(p, cpu, home, now, &soonest);
 	if (victim >= 0) {
 		count(&stats->displacements);
-		scx_bpf_kick_cpu(victim, SCX_KICK_PREEMPT);
+		kick(victim, SCX_KICK_PREEMPT);
 		return;
 	}
 	/* A home CPU that found the queue empty a moment ago may be about to idle: this one will have looked since. */
-	scx_bpf_kick_cpu(is_home(cpu, tctx->domain) ? cpu : bpf_cpumask_any_and_distribute(home, p->cpus_ptr),
-			 SCX_KICK_IDLE);
+	kick(is_home(cpu, tctx->domain) ? cpu : bpf_cpumask_any_and_distribute(home, p->cpus_ptr), SCX_KICK_IDLE);
 }

@@ -36,6 +36,22 @@ static __always_inline u64 feeder_queue(u32 domain)
 	return QUEUE_FEEDERS + domain;
 }
 
+/*
+ * Some kernels (Debian's 7.1 is one) were built with a BTF in which this kfunc
+ * has another prototype, so that no program that needs it loads.
+ */
+void scx_bpf_kick_cpu___weak(s32 cpu, u64 flags) __ksym __weak;
+
+/*
+ * Makes @cpu look for work. Where that cannot be had, it looks when its current
+ * task's turn ends, or when it next wakes.
+ */
+static __always_inline void kick(s32 cpu, u64 flags)
+{
+	if (bpf_ksym_exists(scx_bpf_kick_cpu___weak))
+		scx_bpf_kick_cpu___weak(cpu, flags);
+}
+
 static int make_queues(void)
 {
 	int err;
@@ -96,7 +112,7 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
 	cctx->has_pinned = true;
 	scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), slice_ns, vtime, enq_flags);
 	/* select_cpu(), which would have woken an idle CPU, is not asked for a task with one CPU. */
-	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	kick(cpu, SCX_KICK_IDLE);
 }
 
 /* Queues @p by its vtime, whatever else it may be. */
@@ -132,7 +148,7 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {
 		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 		if (cpu >= 0)
-			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+			kick(cpu, SCX_KICK_IDLE);
 	}
 }
 
@@ -188,6 +204,11 @@ static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool u
 	cctx->has_pinned = false;
 	if (!pull(cpu_queue(cpu)))
 		return false;
+	/* Where the iterator cannot be had (see kick()), the vtime stays: the next one is not before it. */
+	if (!bpf_ksym_exists(bpf_iter_scx_dsq_new)) {
+		cctx->has_pinned = scx_bpf_dsq_nr_queued(cpu_queue(cpu)) > 0;
+		return true;
+	}
 	bpf_for_each(scx_dsq, p, cpu_queue(cpu), 0) {
 		cctx->pinned_vtime = p->scx.dsq_vtime;
 		cctx->has_pinned = true;

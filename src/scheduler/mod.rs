@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 
 use anyhow::{Context, Result, bail};
 use libbpf_rs::btf::types::Func;
-use libbpf_rs::{Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput, libbpf_sys};
 use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
 
 pub use layout::{Layout, dev_t};
@@ -45,6 +45,9 @@ impl<'a> Scheduler<'a> {
         let mut skel = scx_ops_open!(builder, object, stoker_ops, None)?;
         configure(&mut skel, options, &layout)?;
         leave_out_missing(&mut skel)?;
+        // The scheduler is attached below, after the hooks; libbpf would warn that the skeleton has no place for its link.
+        // SAFETY: the map is open, and this only sets a flag of it.
+        unsafe { libbpf_sys::bpf_map__set_autoattach(skel.maps.stoker_ops.as_libbpf_object().as_ptr(), false) };
         let mut skel = scx_ops_load!(skel, stoker_ops, uei)?;
         for (dev, gpus) in &layout.devices {
             let value = types::stoker_device { gpus: *gpus };
@@ -199,6 +202,12 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<()> {
             log::warn!("this kernel cannot trace {symbol}: {what} are found by process only, once a second");
             program.set_autoload(false);
         }
+    }
+    if compat::malformed_scx_kfuncs().iter().any(|kfunc| kfunc == "scx_bpf_kick_cpu") {
+        log::warn!(
+            "this kernel was built with a BTF in which scx_bpf_kick_cpu cannot be called: a feeder that loses its CPU waits \
+             up to an ordinary task's turn for another. A kernel built with pahole 1.26 or newer has no such wait."
+        );
     }
     let ops = skel.struct_ops.stoker_ops_mut();
     for (name, callback) in [("cpu_acquire", &mut ops.cpu_acquire), ("cpu_release", &mut ops.cpu_release)] {

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{Options, Scheduler, preflight};
+use crate::machine::nvml::NvmlThread;
 use crate::machine::{Home, Machine, Sources};
 use crate::metrics::{self, Counters};
-use crate::workload::{GpuWatch, Workload};
+use crate::workload::{GpuWatch, NvmlProcesses, Workload};
 
 /// How often user space looks after threads and counters.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -32,13 +33,21 @@ pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &At
     preflight::check()?;
     let server = metrics::serve().context("could not serve the counters")?;
     loop {
-        let machine = Machine::discover(sources).context("could not find out what this machine is")?;
+        // Without NVML, discovery says whether that matters here.
+        let nvml = NvmlThread::start(&sources.nvml, sources.nvml_timeout).ok();
+        let machine = match &nvml {
+            Some(nvml) => Machine::discover_with(sources, Some(nvml)),
+            None => Machine::discover(sources),
+        }
+        .context("could not find out what this machine is")?;
         introduce(&machine);
         let watch = GpuWatch::new();
         let mut object = MaybeUninit::uninit();
         let mut scheduler = Scheduler::start(options, &machine, &mut object)?;
         log::info!("scx_stoker schedules this machine now");
-        let ended = tend(&mut scheduler, &machine, &server, &watch, is_verbose, shutdown);
+        let processes = nvml.as_ref().map(|nvml| NvmlProcesses::new(nvml, &machine));
+        let workload = Workload::new(scheduler.layout(), processes);
+        let ended = tend(&mut scheduler, workload, &machine, &server, &watch, is_verbose, shutdown);
         let exit = scheduler.stop()?;
         match ended? {
             Ended::Asked => return Ok(()),
@@ -73,13 +82,13 @@ fn introduce(machine: &Machine) {
 
 fn tend(
     scheduler: &mut Scheduler,
+    mut workload: Workload,
     machine: &Machine,
     server: &metrics::Server,
     watch: &GpuWatch,
     is_verbose: bool,
     shutdown: &AtomicBool,
 ) -> Result<Ended> {
-    let mut workload = Workload::new(scheduler.layout());
     let mut last = Counters::read(scheduler, machine);
     let mut next = Instant::now();
     let mut lost = 0;

@@ -1,6 +1,7 @@
 //! Who uses which GPU, seen from user space: what happened before the scheduler started, and threads that submit
 //! without system calls. BPF sees the rest by itself.
 
+mod nvml;
 mod process;
 mod watch;
 
@@ -8,6 +9,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
+pub use nvml::NvmlProcesses;
 pub use watch::GpuWatch;
 
 use crate::bpf_intf::{stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS};
@@ -18,7 +20,8 @@ use process::{Process, Reader};
 const FILES_EVERY: u32 = 5;
 
 /// The GPU processes known, and what is known of each.
-pub struct Workload {
+pub struct Workload<'a> {
+    nvml: Option<NvmlProcesses<'a>>,
     /// For each device number its GPUs as bits.
     devices: BTreeMap<u32, u64>,
     reader: Reader,
@@ -34,9 +37,9 @@ struct Known {
     seen_ns: u64,
 }
 
-impl Workload {
+impl<'a> Workload<'a> {
     /// Looks at all processes once, for files opened before this.
-    pub fn new(layout: &Layout) -> Self {
+    pub fn new(layout: &Layout, nvml: Option<NvmlProcesses<'a>>) -> Self {
         let reader = Reader::new("/proc");
         let devices = layout.devices.clone();
         let mut processes = BTreeMap::new();
@@ -48,7 +51,7 @@ impl Workload {
                 }
             }
         }
-        Self { devices, reader, processes, refreshes: 0 }
+        Self { nvml, devices, reader, processes, refreshes: 0 }
     }
 
     /// Renews the evidence of threads that still have reason to be feeders, and forgets processes that ended.
@@ -74,6 +77,14 @@ impl Workload {
             }
         }
 
+        // NVML speaks of this moment, so what it says is said anew at each look.
+        let told = self.nvml.as_mut().map(NvmlProcesses::read).unwrap_or_default();
+        for &pid in told.keys() {
+            if let Some(process) = self.reader.process(pid) {
+                self.processes.entry(pid).or_insert_with(|| Known { process, gpus: 0, seen_ns: 0 });
+            }
+        }
+
         let reads_files = self.refreshes.is_multiple_of(FILES_EVERY);
         self.refreshes = self.refreshes.wrapping_add(1);
         let (reader, devices) = (&self.reader, &self.devices);
@@ -86,8 +97,11 @@ impl Workload {
             }
             true
         });
-        for known in self.processes.values().filter(|known| known.gpus != 0) {
-            report_threads(scheduler, &self.reader, known)?;
+        for (pid, known) in &self.processes {
+            let gpus = known.gpus | told.get(pid).unwrap_or(&0);
+            if gpus != 0 {
+                report_threads(scheduler, &self.reader, &known.process, gpus)?;
+            }
         }
         Ok(())
     }
@@ -95,22 +109,22 @@ impl Workload {
 
 /// Threads that mapped a GPU feed it for as long as their process holds it, with system calls or without. Where no
 /// thread was seen to do anything, all happened before the start, and each may be the one.
-fn report_threads(scheduler: &Scheduler, reader: &Reader, known: &Known) -> Result<()> {
+fn report_threads(scheduler: &Scheduler, reader: &Reader, process: &Process, gpus: u64) -> Result<()> {
     let mut unseen = Vec::new();
     let mut seen = false;
-    for tid in reader.threads(&known.process) {
+    for tid in reader.threads(process) {
         let Some(used) = scheduler.thread_use(tid)? else { continue };
         let own = used.evidence & !EV_PROCESS;
         seen |= own != 0;
         if own & EV_MMAP != 0 {
-            scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: known.gpus & used.gpus })?;
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: gpus & used.gpus })?;
         } else if own == 0 {
             unseen.push(tid);
         }
     }
     if !seen {
         for tid in unseen {
-            scheduler.report_thread(tid, ThreadUse { evidence: EV_PROCESS, gpus: known.gpus })?;
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_PROCESS, gpus })?;
         }
     }
     Ok(())
