@@ -73,7 +73,10 @@ fn a_thread_whose_gpu_use_has_ended_is_no_feeder_and_others_still_are() {
         (of_home(&counted, &own).wakeups, of_home(&counted, &other).wakeups)
     };
     let used = second();
-    assert!(used.0 > 50 && used.1 > 50, "{used:?} wake-ups of two that mapped and hold a GPU and wake 100 times a second");
+    assert!(
+        used.0 > 50 && used.1 > 50,
+        "{used:?} wake-ups of two that mapped and hold a GPU and wake 100 times a second"
+    );
 
     has_closed.store(true, Ordering::Relaxed);
     // Open files are read every 5 s, and then the evidence holds for 1 s.
