@@ -129,10 +129,6 @@ fn a_driver_loaded_after_the_scheduler_is_noticed_and_its_gpus_are_served() {
     let skip = stoker.output().len();
     drop(driver);
     stoker.wait_restarted(skip, "GPUs have come or gone");
-    // It may have seen the first GPU before the second.
-    let are_known = || HOMES.iter().all(|home| stoker.output()[skip..].contains(&format!("home is CPUs {home}")));
-    assert!(within(10.0, are_known), "not both are known:\n{}", stoker.output());
-    sleep(Duration::from_secs(1));
     load::feed("--hogs 8 --start-on other-node --warmup-s 0.5 --seconds 1").assert_served(&HOMES);
     stoker.stop();
 }

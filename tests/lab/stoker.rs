@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use scx_stats::prelude::StatsClient;
 use scx_stoker::metrics::{Counters, GpuCounters};
@@ -96,12 +96,22 @@ impl Stoker {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap()).into_owned()
     }
 
-    /// Waits until what it printed after the first `skip` bytes contains `text`, and the kernel says it is active.
+    /// Waits until what it printed after the first `skip` bytes contains `text`, and it is active again and stays so.
     pub fn wait_restarted(&mut self, skip: usize, text: &str) {
+        /// It looks for changes once a second; a driver that comes or goes may be more than one of them.
+        const SETTLED: Duration = Duration::from_millis(1500);
+        let mut printed = 0;
+        let mut since = Instant::now();
         let restarted = within(LOAD_LIMIT_S, || {
             let output = self.output();
+            let starts =
+                output.matches("schedules this machine now").count() + output.matches("starting again").count();
+            if starts != printed || !is_enabled() {
+                (printed, since) = (starts, Instant::now());
+            }
             let new = &output[skip..];
-            new.find(text).is_some_and(|at| new[at..].contains("schedules this machine now")) && is_enabled()
+            let is_back = new.find(text).is_some_and(|at| new[at..].contains("schedules this machine now"));
+            is_back && since.elapsed() >= SETTLED
         });
         let status = self.exit_status();
         assert!(restarted && status.is_none(), "did not say '{text}' and restart ({status:?}):\n{}", self.output());
@@ -141,6 +151,10 @@ impl Stoker {
 
 impl Drop for Stoker {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // libtest shows this, since the test has failed.
+            println!("scx_stoker printed:\n{}", self.output());
+        }
         if self.exit_status().is_none() {
             let _ = self.child.kill();
             let _ = self.child.wait();
