@@ -2,7 +2,8 @@
 /*
  * Where a feeder goes when it wakes: an idle home CPU, else one whose ordinary
  * task gives way, else, with home full of feeders, to wait there when one is
- * about to block, else away.
+ * about to block, else away. One without a grant takes an idle CPU anywhere, or
+ * queues as an ordinary task.
  */
 
 /* A feeder waits at home for another one rather than leave, when it is expected to be this short. */
@@ -86,11 +87,6 @@ static s32 pick_victim(struct task_struct *p, s32 prev_cpu, const struct cpumask
 	return best >= 0 && claim(best, now) ? best : -EBUSY;
 }
 
-static __always_inline void count(u64 *counter)
-{
-	__sync_fetch_and_add(counter, 1);
-}
-
 /* Puts @p, a feeder with a claim on @cpu, at the head of it. For ops.select_cpu(), which returns @cpu. */
 static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx, s32 cpu)
 {
@@ -120,7 +116,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
 	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
 		if (home)
-			count(&stats->spills[STOKER_SPILL_AFFINITY]);
+			count_spill(tctx, STOKER_SPILL_AFFINITY);
 		home = p->cpus_ptr;
 		knows_home = false;
 	}
@@ -136,7 +132,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 		if (is_idle) {
 			if (knows_home)
-				count(&stats->spills[STOKER_SPILL_NO_GRANT]);
+				count_spill(tctx, STOKER_SPILL_NO_GRANT);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
 		}
 		return cpu;
@@ -158,13 +154,13 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	if (is_idle) {
-		count(&stats->spills[STOKER_SPILL_HOME_FULL]);
+		count_spill(tctx, STOKER_SPILL_HOME_FULL);
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
 		return cpu;
 	}
 	cpu = pick_victim(p, prev_cpu, p->cpus_ptr, now, &soonest);
 	if (cpu >= 0) {
-		count(&stats->spills[STOKER_SPILL_HOME_FULL]);
+		count_spill(tctx, STOKER_SPILL_HOME_FULL);
 		count(&stats->displacements_away);
 		return displace(p, tctx, cpu);
 	}
@@ -196,7 +192,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	if (is_pinned(p)) {
 		u64 preempt;
 
-		if (owes_turn(cctx, now)) {
+		if (owes_turn(cpu, cctx, now)) {
 			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
@@ -204,7 +200,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 		if (enq_flags & SCX_ENQ_WAKEUP) {
 			count(&stats->wakeups);
 			if (!is_home(cpu, tctx->domain))
-				count(&stats->spills[STOKER_SPILL_AFFINITY]);
+				count_spill(tctx, STOKER_SPILL_AFFINITY);
 		}
 		if (preempt)
 			count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);

@@ -37,8 +37,6 @@ pub struct Layout {
 pub struct CpuPlace {
     /// Index into [`Layout::llcs`].
     pub llc: u32,
-    /// Whether it is online.
-    pub online: bool,
     /// Bit d: it is home to domain d.
     pub domains: u64,
 }
@@ -73,7 +71,7 @@ impl Layout {
         };
         for cpu in &machine.cpus {
             let llc = layout.llcs.iter().position(|cpus| cpus.contains(cpu.id)).unwrap_or(0);
-            layout.cpus[cpu.id as usize] = CpuPlace { llc: llc as u32, online: cpu.online, domains: 0 };
+            layout.cpus[cpu.id as usize] = CpuPlace { llc: llc as u32, domains: 0 };
         }
         layout.take_gpus(machine);
         Ok(layout)
