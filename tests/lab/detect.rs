@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::guest::{lab, modprobe, within};
 use crate::home::HOMES;
 use crate::load;
-use crate::probe::{Device, Process, Ticker, render_nodes};
-use crate::stoker::{Stoker, stop_shared, wakeups, with_shared};
+use crate::probe::{Device, Process, Ticker, home_of, render_nodes};
+use crate::stoker::{Stoker, of_home, stop_shared, wakeups, with_shared};
 
 fn gpu() -> PathBuf {
     render_nodes("pci").remove(0)
@@ -46,14 +46,18 @@ fn feeders_without_system_calls_stay_feeders_beyond_the_time_of_evidence() {
 }
 
 #[test]
-fn a_thread_whose_gpu_use_has_ended_is_no_feeder() {
+fn a_thread_whose_gpu_use_has_ended_is_no_feeder_and_others_still_are() {
     let _lab = lab();
     let stoker = Stoker::start(&["--evidence-s", "1"]);
     let mut counters = stoker.counters();
+    let nodes = render_nodes("pci");
+    let (own, other) = (home_of(&nodes[0]), home_of(&nodes[1]));
+    // With it GPUs are in use all the time, and each thread's own evidence is what counts.
+    let stays = Process::fork(Some(&nodes[1]));
     let has_closed = Arc::new(AtomicBool::new(false));
     let asked = has_closed.clone();
     let ticker = Ticker::start(0, move || {
-        let device = Device::use_by_mmap(&gpu());
+        let device = Device::use_by_mmap(&nodes[0]);
         std::thread::spawn(move || {
             while !asked.load(Ordering::Relaxed) {
                 sleep(Duration::from_millis(50));
@@ -62,19 +66,26 @@ fn a_thread_whose_gpu_use_has_ended_is_no_feeder() {
         })
     });
     sleep(Duration::from_secs(3));
-    counters.interval();
-    sleep(Duration::from_secs(1));
-    let used = wakeups(&counters.interval());
-    assert!(used > 50, "{used} wake-ups of a thread that holds and mapped a GPU, wakes 100 times a second and is seen");
+    let mut second = || {
+        counters.interval();
+        sleep(Duration::from_secs(1));
+        let counted = counters.interval();
+        (of_home(&counted, &own).wakeups, of_home(&counted, &other).wakeups)
+    };
+    let used = second();
+    assert!(
+        used.0 > 50 && used.1 > 50,
+        "{used:?} wake-ups of two that mapped and hold a GPU and wake 100 times a second"
+    );
 
     has_closed.store(true, Ordering::Relaxed);
     // Open files are read every 5 s, and then the evidence holds for 1 s.
-    let is_over = within(9.0, || {
-        sleep(Duration::from_secs(1));
-        wakeups(&counters.interval()) == 0
-    });
+    let is_over = within(9.0, || second().0 == 0);
+    let used = second();
     let cpus = ticker.stop();
-    assert!(is_over, "still a feeder 9 s after it closed the GPU");
+    drop(stays);
+    assert!(is_over && used.0 == 0, "still a feeder 9 s after it closed the GPU");
+    assert!(used.1 > 50, "{} wake-ups of one that goes on", used.1);
     assert!(cpus.values().sum::<u32>() > 300, "it woke all the time: {cpus:?}");
     stoker.stop();
 }

@@ -24,6 +24,13 @@ pub fn render_nodes(part: &str) -> Vec<PathBuf> {
     nodes
 }
 
+/// The CPUs local to the GPU of a render node, in the kernel's format.
+pub fn home_of(node: &Path) -> String {
+    let device = fs::canonicalize(Path::new("/sys/class/drm").join(node.file_name().unwrap())).unwrap();
+    let list = device.ancestors().find_map(|path| fs::read_to_string(path.join("local_cpulist")).ok());
+    list.unwrap().trim().to_string()
+}
+
 /// An open render node.
 pub struct Device(File);
 
