@@ -118,6 +118,14 @@ static __always_inline const struct cpumask *home_of(u32 domain)
 	return dm ? cast_mask(dm->home) : NULL;
 }
 
+/* True when @p may run on a home CPU of @domain: its home is known, and its user did not tie it elsewhere. */
+static __always_inline bool reaches_home(const struct task_struct *p, u32 domain)
+{
+	const struct cpumask *home = home_of(domain);
+
+	return home && bpf_cpumask_intersects(home, p->cpus_ptr);
+}
+
 /* Makes the home mask of @domain from what user space found. */
 static int make_home(u32 domain)
 {

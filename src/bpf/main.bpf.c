@@ -78,7 +78,7 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	if (cctx->user != CPU_FEEDER || !(prev->scx.flags & SCX_TASK_QUEUED) || owes_turn(cpu, cctx, now))
 		return false;
 	tctx = task_ctx_of(prev);
-	if (!tctx || !is_feeder(tctx, now) || !(is_home(cpu, tctx->domain) || prev->nr_cpus_allowed == 1))
+	if (!tctx || !is_feeder(tctx, now) || (!is_home(cpu, tctx->domain) && reaches_home(prev, tctx->domain)))
 		return false;
 	settle(prev, tctx, cpu, cctx);
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))

@@ -105,7 +105,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 {
 	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
 	const struct cpumask *home = home_of(tctx->domain);
-	bool knows_home = home != NULL, is_idle = false;
+	bool goes_home = reaches_home(p, tctx->domain), is_idle = false;
 	u64 soonest = now + NSEC_PER_SEC;
 	s32 cpu;
 
@@ -114,12 +114,10 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	tctx->granted = false;
 
 	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
-	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
-		if (home)
-			count_spill(tctx, STOKER_SPILL_AFFINITY);
+	if (!goes_home && home)
+		count_spill(tctx, STOKER_SPILL_AFFINITY);
+	if (!goes_home || !home)
 		home = p->cpus_ptr;
-		knows_home = false;
-	}
 
 	cpu = pick_idle_cpu(p, prev_cpu, wake_flags, home);
 	if (cpu >= 0) {
@@ -131,7 +129,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	if (!may_displace(p, tctx, now)) {
 		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 		if (is_idle) {
-			if (knows_home)
+			if (goes_home)
 				count_spill(tctx, STOKER_SPILL_NO_GRANT);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
 		}
@@ -145,7 +143,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	}
 
 	/* Home is full of feeders (or of claims and higher classes, which pass as soon). */
-	if (!knows_home)
+	if (!goes_home)
 		return prev_cpu;
 	if (time_before(soonest, now + home_wait_ns)) {
 		count(&stats->waits);
@@ -189,7 +187,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	}
 
 	/* With one CPU, or none at home, it has nowhere to go but where it is. */
-	if (is_pinned(p)) {
+	if (!home || is_pinned(p) || !reaches_home(p, tctx->domain)) {
 		u64 preempt;
 
 		if (owes_turn(cpu, cctx, now)) {
@@ -197,7 +195,8 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 			return;
 		}
 		preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
-		if (enq_flags & SCX_ENQ_WAKEUP) {
+		/* Else select_cpu() counted it. */
+		if (enq_flags & SCX_ENQ_WAKEUP && p->nr_cpus_allowed == 1) {
 			count(&stats->wakeups);
 			if (!is_home(cpu, tctx->domain))
 				count_spill(tctx, STOKER_SPILL_AFFINITY);
@@ -208,11 +207,6 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
 		return;
 	}
-	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
-		enqueue_ordinary(p, tctx, enq_flags);
-		return;
-	}
-
 	tctx->granted = true;
 	enqueue_at_home(p, tctx, enq_flags);
 	victim = pick_idle_cpu(p, cpu, 0, home);

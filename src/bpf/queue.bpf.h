@@ -103,9 +103,9 @@ static __always_inline u64 rebase_vtime(struct task_struct *p, struct task_ctx *
 static __always_inline bool is_pinned(const struct task_struct *p)
 {
 	/*
-	 * migration_disabled is 1 for the task that runs this program, where BPF's own prologue raised it. Taking
-	 * such a task for pinned costs it at most one stay on the CPU it is on; asking for CONFIG_PREEMPT_RCU, the
-	 * way to tell, would need the kernel's configuration at run time.
+	 * BPF's own prologue may raise migration_disabled to 1 for the task that runs this program; whether it does
+	 * depends on CONFIG_PREEMPT_RCU, and asking for that would need the kernel's configuration at run time. Such a
+	 * task is taken for one that can move. That is safe: it is queued only, and who takes it checks again.
 	 */
 	return p->nr_cpus_allowed == 1 || p->migration_disabled > 1 ||
 	       (p->migration_disabled && bpf_get_current_task_btf() != p);
