@@ -216,6 +216,14 @@ impl Contender {
             Some(ops) if active_scheduler() != ops => bail!("it left during the run"),
             _ => Ok(()),
         };
+        // First, while no GPU was used: feeders count for seconds after they have ended.
+        if fair {
+            eprint!("{}: micro-benchmarks … ", self.name);
+            let Value::Array(fair) = run_self(&["fair", "--json"])? else { bail!("fair printed no list") };
+            still_active()?;
+            eprintln!("done");
+            self.fair = fair;
+        }
         for &scenario in &args.scenarios {
             let seconds = args.seconds.to_string();
             let mut options = vec!["feed", "--json", "--seconds", &seconds, "--feeder-policy", policy];
@@ -226,13 +234,6 @@ impl Contender {
             still_active()?;
             eprintln!("{}", report::summary(&feed));
             self.runs.push(Run { scenario, feed });
-        }
-        if fair {
-            eprint!("{}: micro-benchmarks … ", self.name);
-            let Value::Array(fair) = run_self(&["fair", "--json"])? else { bail!("fair printed no list") };
-            still_active()?;
-            eprintln!("done");
-            self.fair = fair;
         }
         Ok(())
     }

@@ -20,6 +20,17 @@ static __always_inline u32 log2_bucket(u64 ns)
 	return b < STOKER_DELAY_BUCKETS ? b : STOKER_DELAY_BUCKETS - 1;
 }
 
+static __always_inline void count(u64 *counter)
+{
+	__sync_fetch_and_add(counter, 1);
+}
+
+/* @tctx, a feeder, runs away from home for reason @spill. */
+static __always_inline void count_spill(const struct task_ctx *tctx, enum stoker_spill spill)
+{
+	count(&gpu_ctx_of(tctx->gpu)->stats.spills[spill]);
+}
+
 #define ONE_WAITING	1ULL
 #define ONE_RUNNING	(1ULL << 32)
 
@@ -75,18 +86,13 @@ static void account_running(struct task_ctx *tctx, u64 now)
 		u64 delay = time_delta(now, tctx->wait_since);
 
 		__sync_fetch_and_add(&stats->delay_ns, delay);
-		__sync_fetch_and_add(&stats->delays[log2_bucket(delay) % STOKER_DELAY_BUCKETS], 1);
+		count(&stats->delays[log2_bucket(delay) % STOKER_DELAY_BUCKETS]);
 		tctx->wait_since = 0;
 	}
 	uncount(tctx, now);
 	tctx->counted_gpu = tctx->gpu;
 	tctx->waiting = false;
 	change_gpu_state(tctx->gpu, ONE_RUNNING, now);
-
-	if (tctx->epoch != epoch) {
-		tctx->epoch = epoch;
-		__sync_fetch_and_add(&stats->feeders, 1);
-	}
 }
 
 /* @tctx, a feeder, ran @run_ns on @cpu. */
@@ -96,6 +102,17 @@ static void account_run(struct task_ctx *tctx, s32 cpu, u64 run_ns)
 
 	__sync_fetch_and_add(is_home(cpu, tctx->domain) ? &stats->home_ns : &stats->away_ns, run_ns);
 	tctx->run_ns += run_ns;
+	if (tctx->epoch != epoch) {
+		tctx->epoch = epoch;
+		count(&stats->feeders);
+	}
+}
+
+/* @tctx, counted as a feeder when it last waited, got a CPU as an ordinary task. */
+static void account_expired(struct task_ctx *tctx, u64 now)
+{
+	uncount(tctx, now);
+	tctx->wait_since = 0;
 }
 
 /* @tctx, a feeder, left its CPU, @runnable or to sleep. */
@@ -108,4 +125,29 @@ static void account_stopping(struct task_ctx *tctx, bool runnable, u64 now)
 	uncount(tctx, now);
 	tctx->avg_run_ns = (7 * tctx->avg_run_ns + tctx->run_ns) / 8;
 	tctx->run_ns = 0;
+}
+
+/*
+ * Takes account of what @p ran on @cpu since the last time: its vtime, and for
+ * a feeder its domain's budget and its GPU's counters.
+ */
+static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, struct cpu_ctx *cctx)
+{
+	u64 run_ns = p->se.sum_exec_runtime - cctx->run_sum_ns;
+	u64 vtime = p->scx.dsq_vtime + vtime_of(p, run_ns);
+
+	cctx->run_sum_ns = p->se.sum_exec_runtime;
+	if (feeder) {
+		u64 limit = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
+
+		account_run(feeder, cpu, run_ns);
+		charge_budget(feeder->domain, run_ns);
+		/*
+		 * What it got by its grant is paid from the budget: of its fair share it owes a slice at most, whatever
+		 * its weight. Afterwards it takes its turns like others, rather than waiting until all have caught up.
+		 */
+		if (feeder->granted && time_after(vtime, limit))
+			vtime = limit;
+	}
+	scx_bpf_task_set_dsq_vtime(p, vtime);
 }

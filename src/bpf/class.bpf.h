@@ -72,17 +72,6 @@ static bool has_bandwidth(u32 domain, u32 gpu, u64 now)
 	return !d->exhausted;
 }
 
-/*
- * True when feeders have had @cctx's CPU for so long that a task which can run
- * nowhere else must have its turn. The domain's budget does not see to that:
- * one feeder on a home of many CPUs never uses it up.
- */
-static __always_inline bool owes_turn(const struct cpu_ctx *cctx, u64 now)
-{
-	return cctx->has_pinned && cctx->feeders_since &&
-	       time_after(now, cctx->feeders_since + slice_ns * feeder_cap_permille / (1000 - feeder_cap_permille));
-}
-
 /* True when @p, a feeder, may run at once in an ordinary task's stead. */
 static bool may_displace(struct task_struct *p, struct task_ctx *tctx, u64 now)
 {

@@ -6,7 +6,7 @@
  * the evidence of threads that submit without system calls.
  */
 
-/* How long an open or an ioctl speaks for a thread. */
+/* How long an open, a mapping or an ioctl speaks for a thread. User space renews it for mappings that are still there. */
 const volatile u64 evidence_ttl_ns = 10ULL * NSEC_PER_SEC;
 
 struct {
@@ -29,11 +29,11 @@ u64 processes_lost;
 
 /*
  * Whether any thread may be a feeder. Raised with the first evidence, lowered
- * by user space once all of it has expired. While it is 0, this is the whole
+ * by expire_evidence() once all of it has expired. While it is 0, this is the whole
  * cost of the scheduler's purpose.
  */
 u32 gpus_in_use;
-/* When the latest evidence expires, for user space to lower it. */
+/* No evidence holds longer than this. */
 u64 gpus_used_until;
 
 static __always_inline bool is_feeder(const struct task_ctx *tctx, u64 now)
@@ -47,8 +47,8 @@ static void renew_evidence(struct task_ctx *tctx, u64 now)
 	u64 until = now + evidence_ttl_ns;
 
 	tctx->feeder_until = until;
-	/* A quarter of the time is precise enough, and keeps the shared line clean. */
-	if (time_before(gpus_used_until, until - evidence_ttl_ns / 4))
+	/* A quarter more than needed, so that this shared line is written now and then only. */
+	if (time_before(gpus_used_until, until))
 		gpus_used_until = until + evidence_ttl_ns / 4;
 	if (!gpus_in_use)
 		gpus_in_use = true;
@@ -162,7 +162,8 @@ int expire_evidence(void *ctx)
 {
 	u32 domain;
 
-	if (!time_after(scx_bpf_now(), gpus_used_until))
+	/* With time for a thread that was a feeder a moment ago to get where it was going. */
+	if (!time_after(scx_bpf_now(), gpus_used_until + NSEC_PER_SEC))
 		return 0;
 	bpf_for(domain, 0, nr_domains)
 		if (domain_ctx_of(domain)->nr_waiting)

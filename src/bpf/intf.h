@@ -43,8 +43,8 @@ enum stoker_evidence {
 
 /* Why a feeder left its home. */
 enum stoker_spill {
-	STOKER_SPILL_HOME_FULL,		/* every home CPU ran a feeder */
-	STOKER_SPILL_AFFINITY,		/* its affinity mask has no home CPU */
+	STOKER_SPILL_HOME_FULL,		/* no home CPU would give way: feeders, or higher scheduling classes, ran on them */
+	STOKER_SPILL_AFFINITY,		/* its affinity mask has no home CPU: counted at each wake-up */
 	STOKER_SPILL_NO_GRANT,		/* it may not displace, and no home CPU was idle */
 	STOKER_NR_SPILLS,
 };
@@ -52,8 +52,7 @@ enum stoker_spill {
 /* One CPU, as discovered. */
 struct stoker_cpu {
 	u64	domains;	/* bit d: this CPU is home to domain d */
-	u32	llc;
-	u32	online;
+	u64	llc;
 };
 
 /* A char device that belongs to a GPU: value of the map `devices`, whose key is the kernel's dev_t. */
@@ -61,20 +60,24 @@ struct stoker_device {
 	u64	gpus;		/* bit g: the device belongs to GPU g; several for a control node */
 };
 
-/* What one GPU's feeders got: counters, only ever added to, of all CPUs together. */
+/*
+ * What one GPU's feeders got: counters, only ever added to, of all CPUs
+ * together. Where home is unknown, or out of a feeder's reach, "home" is any CPU
+ * that it may use.
+ */
 struct stoker_gpu_stats {
 	u64	wakeups;
 	u64	idle_home;		/* wake-ups served by an idle home CPU */
-	u64	displacements;		/* ... by displacing ordinary work at home */
-	u64	displacements_away;	/* ... by displacing ordinary work away from home */
-	u64	waits;			/* ... that waited for another feeder at home */
+	u64	displacements;		/* times one displaced ordinary work at home: at a wake-up, or to stay there */
+	u64	displacements_away;	/* ... away from home */
+	u64	waits;			/* wake-ups that waited for another feeder at home */
 	u64	spills[STOKER_NR_SPILLS];
 	u64	home_ns;		/* time feeders ran at home */
 	u64	away_ns;		/* ... elsewhere */
 	u64	delay_ns;		/* time feeders were runnable and did not run, summed over feeders */
 	u64	starvation_ns;		/* time in which feeders were runnable and none of them ran */
 	u64	delays[STOKER_DELAY_BUCKETS]; /* histogram of one wait: bucket b counts [2^b, 2^(b+1)) ns */
-	u64	feeders;		/* distinct feeders that ran since `epoch` last changed */
+	u64	feeders;		/* feeders that ran, each once in an epoch */
 	u64	cap_hits;		/* times the domain's bandwidth grant ran out */
 };
 

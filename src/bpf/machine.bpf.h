@@ -8,7 +8,6 @@
 
 const volatile u32 nr_cpus = 1;		/* CPU ids are below this */
 const volatile u32 nr_llcs = 1;
-const volatile u32 nr_gpus = 0;
 const volatile u32 nr_domains = 0;
 
 const volatile struct stoker_cpu cpus[STOKER_MAX_CPUS];
@@ -37,6 +36,7 @@ struct cpu_ctx {
 	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u32	user;			/* enum cpu_user */
+	u32	yielded;		/* the current task asked for others to run */
 	u32	taken;			/* a higher scheduling class has the CPU */
 	u32	has_pinned;		/* its own queue holds tasks */
 	u32	turn;			/* dispatches, for what is done every so many of them */
@@ -44,6 +44,7 @@ struct cpu_ctx {
 
 struct llc_ctx {
 	u64	vtime_now;		/* the vtime clock of its queue */
+	u64	turn_ns;		/* turn of its tasks: slice_ns, or less while many wait; 0 before the first look */
 } __attribute__((aligned(CACHE_LINE)));
 
 struct domain_ctx {
@@ -115,6 +116,14 @@ static __always_inline const struct cpumask *home_of(u32 domain)
 	struct domain_mask *dm = bpf_map_lookup_elem(&domain_masks, &domain);
 
 	return dm ? cast_mask(dm->home) : NULL;
+}
+
+/* True when @p may run on a home CPU of @domain: its home is known, and its user did not tie it elsewhere. */
+static __always_inline bool reaches_home(const struct task_struct *p, u32 domain)
+{
+	const struct cpumask *home = home_of(domain);
+
+	return home && bpf_cpumask_intersects(home, p->cpus_ptr);
 }
 
 /* Makes the home mask of @domain from what user space found. */

@@ -67,28 +67,6 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 }
 
 /*
- * Takes account of what @p ran on @cpu since the last time: its vtime, and for
- * a feeder its domain's budget and its GPU's counters.
- */
-static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, struct cpu_ctx *cctx)
-{
-	u64 run_ns = p->se.sum_exec_runtime - cctx->run_sum_ns;
-	u64 vtime = p->scx.dsq_vtime + vtime_of(p, run_ns);
-
-	cctx->run_sum_ns = p->se.sum_exec_runtime;
-	if (feeder) {
-		u64 limit = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
-
-		account_run(feeder, cpu, run_ns);
-		charge_budget(feeder->domain, run_ns);
-		/* What it got by its grant is paid from the budget: of its fair share it owes a slice at most. */
-		if (feeder->granted && time_after(vtime, limit))
-			vtime = limit;
-	}
-	scx_bpf_task_set_dsq_vtime(p, vtime);
-}
-
-/*
  * True when @prev, a feeder whose turn on @cpu ended with no other feeder
  * waiting, has another: at home, or where its user tied it, within its domain's
  * budget and unless the CPU owes others a turn.
@@ -97,10 +75,10 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 {
 	struct task_ctx *tctx;
 
-	if (cctx->user != CPU_FEEDER || !(prev->scx.flags & SCX_TASK_QUEUED) || owes_turn(cctx, now))
+	if (cctx->user != CPU_FEEDER || !(prev->scx.flags & SCX_TASK_QUEUED) || owes_turn(cpu, cctx, now))
 		return false;
 	tctx = task_ctx_of(prev);
-	if (!tctx || !is_feeder(tctx, now) || !(is_home(cpu, tctx->domain) || prev->nr_cpus_allowed == 1))
+	if (!tctx || !is_feeder(tctx, now) || (!is_home(cpu, tctx->domain) && reaches_home(prev, tctx->domain)))
 		return false;
 	settle(prev, tctx, cpu, cctx);
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
@@ -113,17 +91,23 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
+	u64 now;
 
 	if (!gpus_in_use) {
-		dispatch_ordinary(cpu, cctx);
+		dispatch_ordinary(cpu, cctx, prev);
 		return;
+	}
+	now = scx_bpf_now();
+	if (owes_turn(cpu, cctx, now)) {
+		if (dispatch_ordinary(cpu, cctx, prev))
+			return;
 	}
 	if (dispatch_feeder(cpus[(u32)cpu % STOKER_MAX_CPUS].domains))
 		return;
-	if (prev && keeps_cpu(cpu, cctx, prev, scx_bpf_now()))
+	if (prev && keeps_cpu(cpu, cctx, prev, now))
 		return;
 	/* A CPU away from home with nothing else to do is better than none. */
-	if (!dispatch_ordinary(cpu, cctx))
+	if (!dispatch_ordinary(cpu, cctx, prev))
 		dispatch_feeder(~0ULL);
 }
 
@@ -140,17 +124,21 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 		if (tctx) {
 			if (tctx->llc != llc)
 				scx_bpf_task_set_dsq_vtime(p, rebase_vtime(p, tctx, llc));
-			left_feeder_queue(tctx);
+			if (left_feeder_queue(tctx) && !is_home(cpu, tctx->domain))
+				count_spill(tctx, STOKER_SPILL_HOME_FULL);
 			if (is_feeder(tctx, now)) {
 				user = CPU_FEEDER;
 				account_running(tctx, now);
 				cctx->feeder_done_at = now + tctx->avg_run_ns - tctx->run_ns;
+			} else if (tctx->counted_gpu != STOKER_NO_GPU) {
+				account_expired(tctx, now);
 			}
 		}
 	}
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
 	cctx->run_at = now;
 	cctx->user = user;
+	cctx->yielded = false;
 	if (user == CPU_ORDINARY)
 		cctx->feeders_since = 0;
 	else if (!cctx->feeders_since)
@@ -170,6 +158,13 @@ void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 	if (feeder)
 		account_stopping(feeder, runnable, scx_bpf_now());
 	cctx->user = CPU_OTHER;
+}
+
+bool BPF_STRUCT_OPS(stoker_yield, struct task_struct *from, struct task_struct *to)
+{
+	cpu_ctx_of(scx_bpf_task_cpu(from))->yielded = true;
+	scx_bpf_task_set_slice(from, 0);
+	return false;
 }
 
 /*
@@ -259,6 +254,7 @@ SCX_OPS_DEFINE(stoker_ops,
 	       .dispatch		= (void *)stoker_dispatch,
 	       .running			= (void *)stoker_running,
 	       .stopping		= (void *)stoker_stopping,
+	       .yield			= (void *)stoker_yield,
 	       .cpu_release		= (void *)stoker_cpu_release,
 	       .cpu_acquire		= (void *)stoker_cpu_acquire,
 	       .init_task		= (void *)stoker_init_task,

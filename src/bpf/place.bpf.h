@@ -2,7 +2,8 @@
 /*
  * Where a feeder goes when it wakes: an idle home CPU, else one whose ordinary
  * task gives way, else, with home full of feeders, to wait there when one is
- * about to block, else away.
+ * about to block, else away. One without a grant takes an idle CPU anywhere, or
+ * queues as an ordinary task.
  */
 
 /* A feeder waits at home for another one rather than leave, when it is expected to be this short. */
@@ -86,11 +87,6 @@ static s32 pick_victim(struct task_struct *p, s32 prev_cpu, const struct cpumask
 	return best >= 0 && claim(best, now) ? best : -EBUSY;
 }
 
-static __always_inline void count(u64 *counter)
-{
-	__sync_fetch_and_add(counter, 1);
-}
-
 /* Puts @p, a feeder with a claim on @cpu, at the head of it. For ops.select_cpu(), which returns @cpu. */
 static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx, s32 cpu)
 {
@@ -109,7 +105,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 {
 	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
 	const struct cpumask *home = home_of(tctx->domain);
-	bool knows_home = home != NULL, is_idle = false;
+	bool goes_home = reaches_home(p, tctx->domain), is_idle = false;
 	u64 soonest = now + NSEC_PER_SEC;
 	s32 cpu;
 
@@ -118,12 +114,10 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	tctx->granted = false;
 
 	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
-	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
-		if (home)
-			count(&stats->spills[STOKER_SPILL_AFFINITY]);
+	if (!goes_home && home)
+		count_spill(tctx, STOKER_SPILL_AFFINITY);
+	if (!goes_home || !home)
 		home = p->cpus_ptr;
-		knows_home = false;
-	}
 
 	cpu = pick_idle_cpu(p, prev_cpu, wake_flags, home);
 	if (cpu >= 0) {
@@ -135,8 +129,8 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	if (!may_displace(p, tctx, now)) {
 		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 		if (is_idle) {
-			if (knows_home)
-				count(&stats->spills[STOKER_SPILL_NO_GRANT]);
+			if (goes_home)
+				count_spill(tctx, STOKER_SPILL_NO_GRANT);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
 		}
 		return cpu;
@@ -149,7 +143,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	}
 
 	/* Home is full of feeders (or of claims and higher classes, which pass as soon). */
-	if (!knows_home)
+	if (!goes_home)
 		return prev_cpu;
 	if (time_before(soonest, now + home_wait_ns)) {
 		count(&stats->waits);
@@ -158,13 +152,13 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	if (is_idle) {
-		count(&stats->spills[STOKER_SPILL_HOME_FULL]);
+		count_spill(tctx, STOKER_SPILL_HOME_FULL);
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
 		return cpu;
 	}
 	cpu = pick_victim(p, prev_cpu, p->cpus_ptr, now, &soonest);
 	if (cpu >= 0) {
-		count(&stats->spills[STOKER_SPILL_HOME_FULL]);
+		count_spill(tctx, STOKER_SPILL_HOME_FULL);
 		count(&stats->displacements_away);
 		return displace(p, tctx, cpu);
 	}
@@ -193,18 +187,19 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 	}
 
 	/* With one CPU, or none at home, it has nowhere to go but where it is. */
-	if (is_pinned(p)) {
+	if (!home || is_pinned(p) || !reaches_home(p, tctx->domain)) {
 		u64 preempt;
 
-		if (owes_turn(cctx, now)) {
+		if (owes_turn(cpu, cctx, now)) {
 			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
 		preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
-		if (enq_flags & SCX_ENQ_WAKEUP) {
+		/* Else select_cpu() counted it. */
+		if (enq_flags & SCX_ENQ_WAKEUP && p->nr_cpus_allowed == 1) {
 			count(&stats->wakeups);
 			if (!is_home(cpu, tctx->domain))
-				count(&stats->spills[STOKER_SPILL_AFFINITY]);
+				count_spill(tctx, STOKER_SPILL_AFFINITY);
 		}
 		if (preempt)
 			count(is_home(cpu, tctx->domain) ? &stats->displacements : &stats->displacements_away);
@@ -212,11 +207,6 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, enq_flags | preempt);
 		return;
 	}
-	if (!home || !bpf_cpumask_intersects(home, p->cpus_ptr)) {
-		enqueue_ordinary(p, tctx, enq_flags);
-		return;
-	}
-
 	tctx->granted = true;
 	enqueue_at_home(p, tctx, enq_flags);
 	victim = pick_idle_cpu(p, cpu, 0, home);

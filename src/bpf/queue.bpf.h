@@ -12,8 +12,20 @@ const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 /* A task that wakes this little ahead of the clock need not queue for one CPU: it would be first, or as good as. */
 #define FIRST_LEAD_NS	(1ULL * NSEC_PER_MSEC)
 
-/* Dispatches of a CPU between two looks at whether another LLC's queue is longer than its own. */
-#define BALANCE_TURNS	16
+/* Ordinary tasks that could run elsewhere wait for a CPU that feeders have to themselves this long at most. */
+#define FEEDERS_ONLY_NS	(500ULL * NSEC_PER_MSEC)
+
+/* Dispatches of a CPU between two looks at how long queues are. */
+#define LOOK_TURNS	16
+
+/* When so many wait that whole slices would let each wait longer than this, turns get shorter, but not than MIN_TURN_NS. */
+#define ROUND_NS	(200ULL * NSEC_PER_MSEC)
+#define MIN_TURN_NS	(500ULL * NSEC_PER_USEC)
+
+/* No task is to wait longer than about this, however little it weighs: a third of the kernel's watchdog. */
+#define WAIT_BOUND_NS	(10ULL * NSEC_PER_SEC)
+/* A lead over the clock that cannot come near that. */
+#define SMALL_LEAD_NS	(100ULL * NSEC_PER_MSEC)
 
 enum queue_base {
 	QUEUE_CPU	= 0,
@@ -91,9 +103,9 @@ static __always_inline u64 rebase_vtime(struct task_struct *p, struct task_ctx *
 static __always_inline bool is_pinned(const struct task_struct *p)
 {
 	/*
-	 * migration_disabled is 1 for the task that runs this program, where BPF's own prologue raised it. Taking
-	 * such a task for pinned costs it at most one stay on the CPU it is on; asking for CONFIG_PREEMPT_RCU, the
-	 * way to tell, would need the kernel's configuration at run time.
+	 * BPF's own prologue may raise migration_disabled to 1 for the task that runs this program; whether it does
+	 * depends on CONFIG_PREEMPT_RCU, and asking for that would need the kernel's configuration at run time. Such a
+	 * task is taken for one that can move. That is safe: it is queued only, and who takes it checks again.
 	 */
 	return p->nr_cpus_allowed == 1 || p->migration_disabled > 1 ||
 	       (p->migration_disabled && bpf_get_current_task_btf() != p);
@@ -115,6 +127,50 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
 	kick(cpu, SCX_KICK_IDLE);
 }
 
+/* The tasks of @llc that wait, for each of its CPUs. */
+static u64 waiting_per_cpu(u32 llc)
+{
+	u32 nr = llc_nr_cpus[llc % STOKER_MAX_LLCS];
+
+	return scx_bpf_dsq_nr_queued(llc_queue(llc)) / (nr ?: 1);
+}
+
+/* The turn of a task of @llc. */
+static __always_inline u64 turn_of(u32 llc)
+{
+	return llc_ctx_of(llc)->turn_ns ?: slice_ns;
+}
+
+/* Sets the turn by how many wait. */
+static void look_at_load(u32 llc)
+{
+	u64 turn_ns = ROUND_NS / (waiting_per_cpu(llc) + 1);
+
+	if (turn_ns < MIN_TURN_NS)
+		turn_ns = MIN_TURN_NS;
+	if (turn_ns > slice_ns)
+		turn_ns = slice_ns;
+	if (llc_ctx_of(llc)->turn_ns != turn_ns)
+		llc_ctx_of(llc)->turn_ns = turn_ns;
+}
+
+/*
+ * @vtime, brought near enough to @llc's clock @now: sleep earns one slice of
+ * lead at most, and a task that pays much for its turns waits WAIT_BOUND_NS at
+ * most, where the clock is the slower the more tasks share a CPU.
+ */
+static __always_inline u64 clamp_vtime(u64 vtime, u64 now, u32 llc)
+{
+	u64 lead_ns;
+
+	if (time_before(vtime, now - slice_ns))
+		return now - slice_ns;
+	if (!time_after(vtime, now + SMALL_LEAD_NS))
+		return vtime;
+	lead_ns = WAIT_BOUND_NS / (waiting_per_cpu(llc) + 1);
+	return time_after(vtime, now + lead_ns) ? now + lead_ns : vtime;
+}
+
 /* Queues @p by its vtime, whatever else it may be. */
 static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
@@ -122,10 +178,7 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 	u32 llc = llc_of(cpu);
 	u64 vtime = rebase_vtime(p, tctx, llc), now = llc_ctx_of(llc)->vtime_now;
 
-	/* Sleep earns one slice of lead at most. */
-	if (time_before(vtime, now - slice_ns))
-		vtime = now - slice_ns;
-
+	vtime = clamp_vtime(vtime, now, llc);
 	if (is_pinned(p)) {
 		if (p->flags & PF_KTHREAD) {
 			/* The kernel's own work for this CPU is short, and others wait for it. */
@@ -143,7 +196,7 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 		return;
 	}
 
-	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), slice_ns, vtime, enq_flags);
+	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), turn_of(llc), vtime, enq_flags);
 	/* It lost its CPU, or was never asked for one: another may be idle. */
 	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {
 		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
@@ -169,13 +222,29 @@ static void enqueue_at_home(struct task_struct *p, struct task_ctx *tctx, u64 en
 	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
 }
 
-/* @tctx is in no feeder queue any more, if it was in one. */
-static __always_inline void left_feeder_queue(struct task_ctx *tctx)
+/* @tctx is in no feeder queue any more. True if it was in one. */
+static __always_inline bool left_feeder_queue(struct task_ctx *tctx)
 {
 	if (tctx->queued_domain == STOKER_NO_DOMAIN)
-		return;
+		return false;
 	__sync_fetch_and_add(&domain_ctx_of(tctx->queued_domain)->nr_waiting, -1);
 	tctx->queued_domain = STOKER_NO_DOMAIN;
+	return true;
+}
+
+/*
+ * True when feeders have had @cpu for so long that an ordinary task must have a
+ * turn, though the domain's budget is not used up: one that can run nowhere
+ * else, since a feeder on a home of many CPUs never uses the budget up, or after
+ * a much longer time any, since homes that overlap have a budget each.
+ */
+static __always_inline bool owes_turn(s32 cpu, const struct cpu_ctx *cctx, u64 now)
+{
+	u64 had_ns = cctx->feeders_since ? time_delta(now, cctx->feeders_since) : 0;
+
+	if (cctx->has_pinned)
+		return had_ns > slice_ns * feeder_cap_permille / (1000 - feeder_cap_permille);
+	return had_ns > FEEDERS_ONLY_NS && scx_bpf_dsq_nr_queued(llc_queue(llc_of(cpu)));
 }
 
 /* Takes a waiting feeder of one of @domains. */
@@ -232,16 +301,65 @@ static bool dispatch_balance(u32 llc)
 	return false;
 }
 
+/*
+ * True when @vtime is before that of every task in @queue, of which there is
+ * one at least. False where the kernel cannot tell.
+ */
+static bool is_before_all(u64 vtime, u64 queue)
+{
+	bool is_before = false;
+	struct task_struct *p;
+
+	if (bpf_ksym_exists(scx_bpf_dsq_peek)) {
+		p = scx_bpf_dsq_peek(queue);
+		return p && time_before(vtime, p->scx.dsq_vtime);
+	}
+	if (!bpf_ksym_exists(bpf_iter_scx_dsq_new))
+		return false;
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		is_before = time_before(vtime, p->scx.dsq_vtime);
+		break;
+	}
+	return is_before;
+}
+
+/*
+ * True when @prev, an ordinary task whose turn on @cpu ended, is still behind
+ * all that wait for @cpu or in its LLC's queue: then it has another. It must be
+ * asked before pulling, since @prev is not in a queue now.
+ */
+static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
+{
+	u64 vtime;
+
+	if (cctx->user != CPU_ORDINARY || cctx->yielded || !(prev->scx.flags & SCX_TASK_QUEUED))
+		return false;
+	settle(prev, NULL, cpu, cctx);
+	vtime = prev->scx.dsq_vtime;
+	if (cctx->has_pinned && !time_before(vtime, cctx->pinned_vtime))
+		return false;
+	if (!is_before_all(vtime, llc_queue(llc_of(cpu))))
+		return false;
+	scx_bpf_task_set_slice(prev, turn_of(llc_of(cpu)));
+	return true;
+}
+
 /* Gives @cpu ordinary work: its own, its LLC's, or what other LLCs have too much of. */
-static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx)
+static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 {
 	u32 llc = llc_of(cpu), i;
 	u64 vtime_now = llc_ctx_of(llc)->vtime_now;
 
+	if (prev && keeps_turn(cpu, cctx, prev))
+		return true;
+
 	if (dispatch_pinned(cpu, cctx, vtime_now, true))
 		return true;
-	if (nr_llcs > 1 && ++cctx->turn % BALANCE_TURNS == 0 && dispatch_balance(llc))
-		return true;
+	if (++cctx->turn % LOOK_TURNS == 0) {
+		look_at_load(llc);
+		if (nr_llcs > 1 && dispatch_balance(llc))
+			return true;
+	}
 	if (pull(llc_queue(llc)))
 		return true;
 	if (dispatch_pinned(cpu, cctx, vtime_now, false))

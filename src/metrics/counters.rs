@@ -30,13 +30,15 @@ pub struct GpuCounters {
     pub wakeups: u64,
     #[stat(desc = "wake-ups served by an idle home CPU")]
     pub idle_home: u64,
-    #[stat(desc = "wake-ups served by displacing ordinary work at home")]
+    #[stat(desc = "times a feeder displaced ordinary work at home, at a wake-up or to stay there")]
     pub displacements: u64,
-    #[stat(desc = "wake-ups served by displacing ordinary work away from home")]
+    #[stat(desc = "times a feeder displaced ordinary work away from home")]
     pub displacements_away: u64,
     #[stat(desc = "wake-ups that waited at home for another feeder")]
     pub waits: u64,
-    #[stat(desc = "times a feeder left home because all home CPUs ran feeders")]
+    #[stat(
+        desc = "times a feeder left home because no home CPU would give way: all ran feeders or higher scheduling classes"
+    )]
     pub spills_home_full: u64,
     #[stat(desc = "wake-ups of feeders whose affinity mask has no home CPU")]
     pub spills_affinity: u64,
@@ -87,7 +89,7 @@ impl GpuCounters {
             name: self.name.clone(),
             pci: self.pci.clone(),
             home: self.home.clone(),
-            feeders: self.feeders - earlier.feeders,
+            feeders: self.feeders,
             wakeups: self.wakeups - earlier.wakeups,
             idle_home: self.idle_home - earlier.idle_home,
             displacements: self.displacements - earlier.displacements,
@@ -133,7 +135,7 @@ impl Counters {
                     Home::Known { cpus, .. } => cpus.to_string(),
                     Home::Unknown { .. } => String::new(),
                 },
-                feeders: stats.feeders,
+                feeders: scheduler.feeders(gpu.index),
                 wakeups: stats.wakeups,
                 idle_home: stats.idle_home,
                 displacements: stats.displacements,

@@ -37,8 +37,6 @@ pub struct Layout {
 pub struct CpuPlace {
     /// Index into [`Layout::llcs`].
     pub llc: u32,
-    /// Whether it is online.
-    pub online: bool,
     /// Bit d: it is home to domain d.
     pub domains: u64,
 }
@@ -73,7 +71,7 @@ impl Layout {
         };
         for cpu in &machine.cpus {
             let llc = layout.llcs.iter().position(|cpus| cpus.contains(cpu.id)).unwrap_or(0);
-            layout.cpus[cpu.id as usize] = CpuPlace { llc: llc as u32, online: cpu.online, domains: 0 };
+            layout.cpus[cpu.id as usize] = CpuPlace { llc: llc as u32, domains: 0 };
         }
         layout.take_gpus(machine);
         Ok(layout)
@@ -133,4 +131,126 @@ fn steal_order(machine: &Machine, nodes: &[u32]) -> Vec<Vec<u16>> {
             others.into_iter().map(|other| other as u16).collect()
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::machine::{CharDevice, Cpu, Gpu, HomeSource, Llc, Node, SharedDevice, Vendor};
+
+    fn cpus(list: &str) -> CpuSet {
+        CpuSet::from_list(list).unwrap()
+    }
+
+    fn gpu(index: u32, minor: u32, home: Option<&str>) -> Gpu {
+        Gpu {
+            index,
+            vendor: Vendor::Other,
+            name: String::new(),
+            pci: None,
+            uuid: None,
+            driver: None,
+            devices: vec![CharDevice { path: "/dev/x".into(), major: 226, minor }],
+            irqs: Vec::new(),
+            home: match home {
+                Some(list) => {
+                    Home::Known { cpus: cpus(list), order: Vec::new(), node: None, source: HomeSource::Sysfs }
+                }
+                None => Home::Unknown { reason: "a test".into() },
+            },
+            mig: false,
+            mig_instances: Vec::new(),
+        }
+    }
+
+    /// Four LLCs of two CPUs on nodes 0, 0, 1 and 4, of which 1 is nearer to 0 than 4 is.
+    fn machine(gpus: Vec<Gpu>) -> Machine {
+        let nodes_of_llcs = [0, 0, 1, 4];
+        let distance = |from: u32, to: u32| match (from, to) {
+            _ if from == to => 10,
+            (0, 1) | (1, 0) => 12,
+            _ => 32,
+        };
+        Machine {
+            cpus: (0..8)
+                .map(|id| Cpu {
+                    id,
+                    online: true,
+                    core: id,
+                    llc: id / 2,
+                    node: nodes_of_llcs[id as usize / 2],
+                    package: 0,
+                    capacity: 1024,
+                    kind: 0,
+                })
+                .collect(),
+            llcs: (0..4)
+                .map(|id| Llc {
+                    id,
+                    cpus: cpus(&format!("{}-{}", id * 2, id * 2 + 1)),
+                    node: nodes_of_llcs[id as usize],
+                })
+                .collect(),
+            nodes: [(0, "0-3"), (1, "4-5"), (4, "6-7")]
+                .map(|(id, list)| Node {
+                    id,
+                    cpus: cpus(list),
+                    memory_bytes: 0,
+                    distances: [0, 1, 4].into_iter().map(|to| (to, distance(id, to))).collect(),
+                })
+                .to_vec(),
+            packages: Vec::new(),
+            gpus,
+            shared_devices: Vec::new(),
+            left_out: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_idle_cpu_steals_from_its_own_node_first_then_from_the_nearest() {
+        let layout = Layout::of(&machine(Vec::new())).unwrap();
+        assert_eq!(layout.steal_order, [vec![1, 2, 3], vec![0, 2, 3], vec![0, 1, 3], vec![0, 1, 2]]);
+        assert_eq!(layout.cpus[5].llc, 2);
+    }
+
+    #[test]
+    fn gpus_that_share_a_home_share_a_domain_and_an_unknown_home_is_none() {
+        let gpus =
+            vec![gpu(0, 128, Some("0-3")), gpu(1, 129, Some("4-5")), gpu(2, 130, Some("0-3")), gpu(3, 131, None)];
+        let layout = Layout::of(&machine(gpus)).unwrap();
+        assert_eq!(layout.gpu_domain, [0, 1, 0, NO_DOMAIN as u8]);
+        assert_eq!(layout.domains, [cpus("0-3"), cpus("4-5")]);
+        assert_eq!(layout.cpus.iter().map(|cpu| cpu.domains).collect::<Vec<_>>(), [1, 1, 1, 1, 2, 2, 0, 0]);
+    }
+
+    #[test]
+    fn a_device_is_known_by_the_kernels_own_number_and_a_control_device_by_all_its_gpus() {
+        let mut machine = machine(vec![gpu(0, 128, None), gpu(1, 300, None)]);
+        machine.shared_devices.push(SharedDevice {
+            vendor: Vendor::Amd,
+            device: CharDevice { path: "/dev/kfd".into(), major: 235, minor: 0 },
+            gpus: vec![0, 1],
+        });
+        let layout = Layout::of(&machine).unwrap();
+        let expected = [(226 << 20 | 128, 0b01), (226 << 20 | 300, 0b10), (235 << 20, 0b11)];
+        assert_eq!(layout.devices, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn cpu_numbers_beyond_what_the_bpf_side_holds_are_refused_by_name() {
+        let mut machine = machine(Vec::new());
+        machine.cpus[7].id = MAX_CPUS;
+        assert!(Layout::of(&machine).unwrap_err().to_string().contains("1024"));
+    }
+
+    #[test]
+    fn gpus_beyond_the_limit_are_told_of() {
+        let gpus = (0..=MAX_GPUS).map(|index| gpu(index, index, Some("0-3"))).collect();
+        let layout = Layout::of(&machine(gpus)).unwrap();
+        assert_eq!(layout.gpu_domain.len(), MAX_GPUS as usize);
+        assert_eq!(layout.notes.len(), 1);
+    }
 }

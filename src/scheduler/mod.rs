@@ -25,6 +25,17 @@ pub struct Scheduler<'a> {
     skel: BpfSkel<'a>,
     link: Option<Link>,
     layout: Layout,
+    has_all_hooks: bool,
+    feeders: Vec<Feeders>,
+}
+
+/// Feeders of one GPU, counted once in each epoch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Feeders {
+    /// In all epochs before this one.
+    before: u64,
+    /// In the last epoch that is over.
+    last: u64,
 }
 
 impl<'a> Scheduler<'a> {
@@ -44,7 +55,7 @@ impl<'a> Scheduler<'a> {
 
         let mut skel = scx_ops_open!(builder, object, stoker_ops, None)?;
         configure(&mut skel, options, &layout)?;
-        leave_out_missing(&mut skel)?;
+        let has_all_hooks = leave_out_missing(&mut skel)?;
         // The scheduler is attached below, after the hooks; libbpf would warn that the skeleton has no place for its link.
         // SAFETY: the map is open, and this only sets a flag of it.
         unsafe { libbpf_sys::bpf_map__set_autoattach(skel.maps.stoker_ops.as_libbpf_object().as_ptr(), false) };
@@ -54,7 +65,8 @@ impl<'a> Scheduler<'a> {
             skel.maps.devices.update(&dev.to_ne_bytes(), bytes_of(&value), MapFlags::ANY)?;
         }
         let link = scx_ops_attach!(skel, stoker_ops)?;
-        Ok(Self { skel, link: Some(link), layout })
+        let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
+        Ok(Self { skel, link: Some(link), layout, has_all_hooks, feeders })
     }
 
     /// What the BPF side indexes by.
@@ -64,8 +76,8 @@ impl<'a> Scheduler<'a> {
 
     /// Whether the kernel has ended the scheduler.
     pub fn has_exited(&self) -> bool {
-        let uei = &self.skel.maps.data_data;
-        uei.is_some() && uei_exited!(&self.skel, uei)
+        // The macro takes it for granted that the section is there.
+        self.skel.maps.data_data.is_some() && uei_exited!(&self.skel, uei)
     }
 
     /// Hands the CPUs back to the kernel's scheduler and says why it ended.
@@ -87,11 +99,23 @@ impl<'a> Scheduler<'a> {
         self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.processes_lost)
     }
 
-    /// Begins the next interval of the count of feeders.
+    /// Whether BPF sees every use of a GPU's device file, or /proc must be looked through now and then.
+    pub fn has_all_hooks(&self) -> bool {
+        self.has_all_hooks
+    }
+
+    /// Ends an epoch: the time over which feeders are counted.
     pub fn next_epoch(&mut self) {
-        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
-            bss.epoch = bss.epoch.wrapping_add(1);
+        let Some(bss) = self.skel.maps.bss_data.as_mut() else { return };
+        bss.epoch = bss.epoch.wrapping_add(1);
+        for (feeders, gpu) in self.feeders.iter_mut().zip(&bss.gpu_ctxs) {
+            *feeders = Feeders { before: gpu.stats.feeders, last: gpu.stats.feeders - feeders.before };
         }
+    }
+
+    /// Distinct feeders of a GPU that ran in the last epoch.
+    pub fn feeders(&self, gpu: u32) -> u64 {
+        self.feeders.get(gpu as usize).map_or(0, |feeders| feeders.last)
     }
 
     /// Lets evidence of GPU use that is too old have no more effect, nor cost.
@@ -172,10 +196,9 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
 
     rodata.nr_cpus = layout.nr_cpus;
     rodata.nr_llcs = layout.llcs.len() as u32;
-    rodata.nr_gpus = layout.gpu_domain.len() as u32;
     rodata.nr_domains = layout.domains.len() as u32;
     for (cpu, place) in layout.cpus.iter().enumerate() {
-        rodata.cpus[cpu] = types::stoker_cpu { domains: place.domains, llc: place.llc, online: place.online.into() };
+        rodata.cpus[cpu] = types::stoker_cpu { domains: place.domains, llc: place.llc.into() };
     }
     for (llc, cpus) in layout.llcs.iter().enumerate() {
         rodata.llc_nr_cpus[llc] = cpus.len() as u32;
@@ -189,18 +212,22 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
     Ok(())
 }
 
-/// Turns off what the running kernel has not: by looking for it, never by version.
-fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<()> {
+/// Turns off what the running kernel has not: by looking for it, never by version. Returns whether all hooks are there.
+fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
     let btf = libbpf_rs::btf::Btf::from_vmlinux().context("could not read the kernel's BTF")?;
     let hooks = [
         ("security_file_open", "threads that open a GPU", &mut skel.progs.stoker_file_open),
         ("security_file_ioctl", "threads that submit by ioctl", &mut skel.progs.stoker_file_ioctl),
         ("security_mmap_file", "threads that map a GPU", &mut skel.progs.stoker_mmap_file),
     ];
+    let mut has_all_hooks = true;
     for (symbol, what, program) in hooks {
         if btf.type_by_name::<Func>(symbol).is_none() {
-            log::warn!("this kernel cannot trace {symbol}: {what} are found by process only, once a second");
+            log::warn!(
+                "this kernel cannot trace {symbol}: {what} are found by what their process holds open, seconds later"
+            );
             program.set_autoload(false);
+            has_all_hooks = false;
         }
     }
     if compat::malformed_scx_kfuncs().iter().any(|kfunc| kfunc == "scx_bpf_kick_cpu") {
@@ -215,7 +242,7 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<()> {
             *callback = std::ptr::null_mut();
         }
     }
-    Ok(())
+    Ok(has_all_hooks)
 }
 
 /// A plain C struct as bytes.

@@ -13,6 +13,7 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// # Errors
 /// Names what is missing and what to do.
 pub fn check() -> Result<()> {
+    // SAFETY: geteuid has no preconditions and cannot fail.
     check_at(Path::new("/"), unsafe { libc::geteuid() } == 0)?;
     if !compat::ksym_exists("scx_bpf_select_cpu_dfl").unwrap_or(true) {
         bail!(

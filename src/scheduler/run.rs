@@ -33,6 +33,8 @@ pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &At
     preflight::check()?;
     let server = metrics::serve().context("could not serve the counters")?;
     loop {
+        // Before discovery: what comes in between is a change.
+        let watch = GpuWatch::new();
         // Without NVML, discovery says whether that matters here.
         let nvml = NvmlThread::start(&sources.nvml, sources.nvml_timeout).ok();
         let machine = match &nvml {
@@ -41,7 +43,6 @@ pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &At
         }
         .context("could not find out what this machine is")?;
         introduce(&machine);
-        let watch = GpuWatch::new();
         let mut object = MaybeUninit::uninit();
         let mut scheduler = Scheduler::start(options, &machine, &mut object)?;
         log::info!("scx_stoker schedules this machine now");
@@ -66,16 +67,9 @@ fn introduce(machine: &Machine) {
         log::info!("no GPU here yet: all tasks are ordinary until one comes");
     }
     for gpu in &machine.gpus {
-        match &gpu.home {
-            Home::Known { cpus, source, .. } => {
-                log::info!("GPU {} ({}): home is CPUs {cpus}, says {source}", gpu.index, gpu.name);
-            }
-            Home::Unknown { reason } => log::warn!(
-                "GPU {} ({}): its home is unknown ({reason}), so its feeders run at once but anywhere. \
-                 An NCCL topology file (--nccl-topo) can tell.",
-                gpu.index,
-                gpu.name
-            ),
+        // The notes tell of those whose home is unknown.
+        if let Home::Known { cpus, source, .. } = &gpu.home {
+            log::info!("GPU {} ({}): home is CPUs {cpus}, says {source}", gpu.index, gpu.name);
         }
     }
 }
@@ -105,13 +99,13 @@ fn tend(
             if watch.has_changed() {
                 return Ok(Ended::MachineChanged);
             }
+            scheduler.next_epoch();
             if is_verbose {
                 let counters = Counters::read(scheduler, machine);
                 println!("{}", counters.since(&last).status_line());
                 last = counters;
             }
             scheduler.expire_evidence()?;
-            scheduler.next_epoch();
             if lost == 0 && scheduler.processes_lost() > 0 {
                 lost = scheduler.processes_lost();
                 log::warn!(

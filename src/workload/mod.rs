@@ -40,18 +40,29 @@ struct Known {
 impl<'a> Workload<'a> {
     /// Looks at all processes once, for files opened before this.
     pub fn new(layout: &Layout, nvml: Option<NvmlProcesses<'a>>) -> Self {
-        let reader = Reader::new("/proc");
-        let devices = layout.devices.clone();
-        let mut processes = BTreeMap::new();
-        if !devices.is_empty() {
-            for process in reader.all() {
-                let gpus = reader.held(&process, &devices);
-                if gpus != 0 && !reader.has_inherited(&process, &devices) {
-                    processes.insert(process.pid, Known { process, gpus, seen_ns: 0 });
-                }
+        let mut workload = Self {
+            nvml,
+            devices: layout.devices.clone(),
+            reader: Reader::new("/proc"),
+            processes: BTreeMap::new(),
+            refreshes: 0,
+        };
+        workload.look_through_proc();
+        workload
+    }
+
+    /// Takes in every process that holds a GPU open.
+    fn look_through_proc(&mut self) {
+        if self.devices.is_empty() {
+            return;
+        }
+        for process in self.reader.all() {
+            let gpus = self.reader.held(&process, &self.devices);
+            if gpus != 0 && !self.reader.has_inherited(&process, &self.devices) {
+                let known = self.processes.entry(process.pid).or_insert(Known { process, gpus, seen_ns: 0 });
+                known.gpus |= gpus;
             }
         }
-        Self { nvml, devices, reader, processes, refreshes: 0 }
     }
 
     /// Renews the evidence of threads that still have reason to be feeders, and forgets processes that ended.
@@ -86,6 +97,9 @@ impl<'a> Workload<'a> {
         }
 
         let reads_files = self.refreshes.is_multiple_of(FILES_EVERY);
+        if reads_files && !scheduler.has_all_hooks() {
+            self.look_through_proc();
+        }
         self.refreshes = self.refreshes.wrapping_add(1);
         let (reader, devices) = (&self.reader, &self.devices);
         self.processes.retain(|&pid, known| {

@@ -113,7 +113,7 @@ fn a_gpu_of_unknown_home_is_said_to_be_and_its_feeder_is_not_moved() {
         let vgem = Vgem;
         stoker.wait_restarted(skip, "GPUs have come or gone");
         let output = stoker.output();
-        let warning = output[skip..].lines().find(|line| line.contains("its home is unknown"));
+        let warning = output[skip..].lines().find(|line| line.contains("home unknown"));
         assert!(warning.is_some_and(|line| line.contains("WARN") && line.contains("(vgem)")), "not said:\n{output}");
 
         let node = render_nodes("vgem").pop().expect("vgem makes a render node");
