@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::TopologyArgs;
+use crate::commands::{ThreadsArgs, TopologyArgs};
 use crate::scheduler::Options;
 
 /// Keeps GPUs fed: a sched_ext CPU scheduler that gives the threads that feed a GPU the CPUs next to it, at once.
@@ -25,6 +25,8 @@ pub struct Cli {
 pub enum Command {
     /// Print CPUs, nodes and GPUs, and where each GPU is at home
     Topology(TopologyArgs),
+    /// Print who feeds which GPU and who supplies them, as the running scheduler knows it
+    Threads(ThreadsArgs),
 }
 
 /// Options of running the scheduler.

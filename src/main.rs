@@ -9,6 +9,7 @@ fn main() -> anyhow::Result<()> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).format_target(false).init();
     match &cli.command {
         Some(Command::Topology(args)) => commands::topology(args),
+        Some(Command::Threads(args)) => commands::threads(args),
         None => commands::run(&cli.run),
     }
 }

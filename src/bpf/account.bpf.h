@@ -127,6 +127,16 @@ static void account_stopping(struct task_ctx *tctx, bool runnable, u64 now)
 	tctx->run_ns = 0;
 }
 
+/* Takes what @p, a supplier, ran by its grant out of the budget of the domain that it works for. */
+static void settle_supplier(struct task_struct *p, struct cpu_ctx *cctx)
+{
+	struct task_ctx *tctx = task_ctx_of(p);
+
+	if (tctx && tctx->granted)
+		charge_budget(gpu_domain[tctx->supplied_gpu % STOKER_MAX_GPUS],
+			      p->se.sum_exec_runtime - cctx->run_sum_ns);
+}
+
 /*
  * Takes account of what @p ran on @cpu since the last time: its vtime, and for
  * a feeder its domain's budget and its GPU's counters.

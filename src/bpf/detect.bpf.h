@@ -1,13 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Finds feeders: threads that open, map or ioctl a GPU's device file. The hooks
- * sit at the file layer and know devices by number, so they serve every driver
- * of every vendor. User space adds what happened before the start, and renews
- * the evidence of threads that submit without system calls.
+ * Finds feeders. A thread is one while it shows signs of GPU work again and
+ * again: ioctls on a GPU's device file, waking from the GPU's interrupt, or, if
+ * it mapped the GPU and so may submit without system calls, waking from any
+ * interrupt or computing without a pause (which is what a polling wait looks
+ * like). One open or ioctl now and then, as monitors do, is no such sign.
+ *
+ * The hooks sit at the file layer and at interrupts, and know devices and
+ * interrupts by number, so they serve every driver of every vendor. User space
+ * adds what happened before the start, and says which mappings are still there.
  */
 
-/* How long an open, a mapping or an ioctl speaks for a thread. User space renews it for mappings that are still there. */
+/* How long signs of GPU work, or a mapping of which user space says nothing more, speak for a thread. */
 const volatile u64 evidence_ttl_ns = 10ULL * NSEC_PER_SEC;
+
+/* Signs a second that make a feeder. */
+#define FEEDER_RATE	(3 * RATE_ONE)
+/* Signs nearer to each other than this are one: a monitor asks many things at a time. */
+#define SIGN_SPACING_NS	(4ULL * NSEC_PER_MSEC)
+/* How long a kthread that a GPU's interrupt woke is taken to work for that GPU. */
+#define RELAY_NS	(2ULL * NSEC_PER_MSEC)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -24,6 +36,14 @@ struct {
 	__type(value, struct stoker_process);
 } processes SEC(".maps");
 
+/* The GPUs of an interrupt, as bits. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, STOKER_MAX_IRQS);
+	__type(key, u32);
+	__type(value, u64);
+} irqs SEC(".maps");
+
 /* Processes that did not fit: user space says so, once. */
 u64 processes_lost;
 
@@ -36,17 +56,19 @@ u32 gpus_in_use;
 /* No evidence holds longer than this. */
 u64 gpus_used_until;
 
+static __always_inline bool is_supplier(const struct task_ctx *tctx, u64 now)
+{
+	return time_before(now, tctx->supplier_until);
+}
+
 static __always_inline bool is_feeder(const struct task_ctx *tctx, u64 now)
 {
 	return time_before(now, tctx->feeder_until);
 }
 
-/* Lengthens the time for which @tctx is a feeder; it never shortens it. */
-static void renew_evidence(struct task_ctx *tctx, u64 now)
+/* Some thread uses a GPU in some way: it is worth looking at threads until @until at least. */
+static void note_gpu_use(u64 until)
 {
-	u64 until = now + evidence_ttl_ns;
-
-	tctx->feeder_until = until;
 	/* A quarter more than needed, so that this shared line is written now and then only. */
 	if (time_before(gpus_used_until, until))
 		gpus_used_until = until + evidence_ttl_ns / 4;
@@ -94,6 +116,26 @@ static void note_process(struct task_struct *p, u64 gpus, u64 now)
 		__sync_fetch_and_add(&processes_lost, 1);
 }
 
+/* @tctx showed a sign of work for @gpu. */
+static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
+{
+	if (tctx->gpu != gpu) {
+		tctx->gpus |= 1ULL << (gpu % 64);
+		feed_gpu(tctx, gpu);
+	}
+	tctx->evidence |= evidence;
+	if (time_delta(now, tctx->signed_at) < SIGN_SPACING_NS)
+		return;
+	tctx->signed_at = now;
+	if (rate_add(&tctx->uses, now) < FEEDER_RATE)
+		return;
+	/* Renewed a hundred times in its life at most: an ioctl is not to cost more. */
+	if (time_before(tctx->feeder_until, now + evidence_ttl_ns / 100 * 99)) {
+		tctx->feeder_until = now + evidence_ttl_ns;
+		note_gpu_use(tctx->feeder_until);
+	}
+}
+
 /* The current thread used @file in the way @evidence says. */
 static __always_inline void note_use(struct file *file, u32 evidence)
 {
@@ -120,18 +162,64 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 	if (!(gpus & (gpus - 1))) {
 		u32 gpu = lowest_bit(gpus);
 
-		if (tctx->gpu != gpu || !(tctx->gpus & gpus)) {
+		if (!(tctx->gpus & gpus)) {
 			tctx->gpus |= gpus;
 			feed_gpu(tctx, gpu);
 		}
-		/* Renewed a hundred times in its life at most: an ioctl is not to cost more. */
-		if (time_before(tctx->feeder_until, now + evidence_ttl_ns / 100 * 99))
-			renew_evidence(tctx, now);
+		if (evidence == STOKER_EV_MMAP)
+			tctx->doorbell_until = now + evidence_ttl_ns;
+		else if (evidence == STOKER_EV_IOCTL)
+			note_sign(tctx, gpu, evidence, now);
 	}
 	if ((tctx->evidence & evidence) != evidence || evidence != STOKER_EV_IOCTL) {
 		tctx->evidence |= evidence;
 		note_process(p, gpus, now);
+		note_gpu_use(now + evidence_ttl_ns);
 	}
+}
+
+/*
+ * True when @tctx may submit to a GPU by writing to a mapping of it, so that
+ * nothing is seen of its work but how it waits.
+ */
+static __always_inline bool may_ring(const struct task_ctx *tctx, u64 now)
+{
+	return time_before(now, tctx->doorbell_until);
+}
+
+/*
+ * @p used up its turn and goes on, as a thread does that polls for its GPU. Of a
+ * process of which only that it uses a GPU is known, that counts for the main
+ * thread alone: others may be its workers.
+ */
+static __always_inline void note_full_turn(struct task_struct *p, struct task_ctx *tctx, u64 now)
+{
+	if (may_ring(tctx, now) && (tctx->evidence & STOKER_EV_MMAP || p->pid == p->tgid))
+		note_sign(tctx, tctx->gpu, 0, now);
+}
+
+SEC("tp_btf/irq_handler_entry")
+int BPF_PROG(stoker_irq_entry, int irq)
+{
+	u32 key = irq;
+	u64 *gpus;
+
+	if (!gpus_in_use)
+		return 0;
+	gpus = bpf_map_lookup_elem(&irqs, &key);
+	if (gpus)
+		cpu_ctx_of(bpf_get_smp_processor_id())->irq_gpus = *gpus;
+	return 0;
+}
+
+SEC("tp_btf/irq_handler_exit")
+int BPF_PROG(stoker_irq_exit, int irq)
+{
+	struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
+
+	if (cctx->irq_gpus)
+		cctx->irq_gpus = 0;
+	return 0;
 }
 
 SEC("fentry/security_file_open")
@@ -175,7 +263,8 @@ int expire_evidence(void *ctx)
 /*
  * User space reports what it found of a thread, and learns what the thread was
  * seen to do. A thread with evidence of its own keeps its own GPU among those
- * reported; one without gets the first of them.
+ * reported; one without gets the first of them. What is reported makes no
+ * feeder: it says that the thread may submit without system calls.
  */
 SEC("syscall")
 int report_thread(struct stoker_thread_report *report)
@@ -198,7 +287,8 @@ int report_thread(struct stoker_thread_report *report)
 			feed_gpu(tctx, lowest_bit(report->gpus));
 		}
 		tctx->evidence |= report->evidence;
-		renew_evidence(tctx, scx_bpf_now());
+		tctx->doorbell_until = scx_bpf_now() + evidence_ttl_ns;
+		note_gpu_use(tctx->doorbell_until);
 	}
 out:
 	bpf_task_release(p);

@@ -24,7 +24,9 @@ enum stoker_limits {
 	STOKER_MAX_GPUS		= 64,	/* a thread's GPUs fit in one u64 */
 	STOKER_MAX_DOMAINS	= 64,	/* likewise the domains of a CPU */
 	STOKER_MAX_DEVICES	= 1024,
+	STOKER_MAX_IRQS		= 4096,
 	STOKER_MAX_PROCESSES	= 16384,
+	STOKER_MAX_DEPTH	= 3,	/* suppliers of suppliers, and so on: the farthest that count */
 	STOKER_DELAY_BUCKETS	= 40,	/* of log2 nanoseconds: up to 18 minutes */
 };
 
@@ -39,6 +41,28 @@ enum stoker_evidence {
 	STOKER_EV_MMAP		= 1 << 1,
 	STOKER_EV_IOCTL		= 1 << 2,
 	STOKER_EV_PROCESS	= 1 << 3, /* its process uses the GPU; nothing is known of the thread */
+	STOKER_EV_IRQ		= 1 << 4, /* woken from the GPU's interrupt */
+	STOKER_EV_WAKE		= 1 << 5, /* wakes feeders, or suppliers, often */
+};
+
+/* What a thread is to a GPU. */
+enum stoker_role {
+	STOKER_ORDINARY,
+	STOKER_FEEDER,
+	STOKER_SUPPLIER,
+};
+
+/* One thread that is something to a GPU, or was seen to use one: what the iterator `list_threads` gives. */
+struct stoker_thread {
+	u64	gpus;		/* GPUs seen to be used */
+	u32	tid;
+	u32	tgid;
+	u32	evidence;	/* STOKER_EV_* */
+	u8	role;		/* enum stoker_role, now */
+	u8	gpu;		/* the one fed, or supplied for */
+	u8	depth;		/* of a supplier: 1 wakes a feeder itself */
+	u8	pad;
+	char	comm[16];
 };
 
 /* Why a feeder left its home. */
@@ -70,6 +94,7 @@ struct stoker_gpu_stats {
 	u64	idle_home;		/* wake-ups served by an idle home CPU */
 	u64	displacements;		/* times one displaced ordinary work at home: at a wake-up, or to stay there */
 	u64	displacements_away;	/* ... away from home */
+	u64	supplies;		/* times a supplier displaced ordinary work */
 	u64	waits;			/* wake-ups that waited for another feeder at home */
 	u64	spills[STOKER_NR_SPILLS];
 	u64	home_ns;		/* time feeders ran at home */

@@ -25,12 +25,14 @@ const volatile u32 domain_nr_cpus[STOKER_MAX_DOMAINS];
 enum cpu_user {
 	CPU_OTHER,			/* idle, or a task of another scheduling class */
 	CPU_ORDINARY,
+	CPU_SUPPLIER,
 	CPU_FEEDER,
 };
 
 struct cpu_ctx {
 	u64	run_sum_ns;		/* the current task's sum_exec_runtime when it got the CPU */
 	u64	run_at;			/* when it got the CPU */
+	u64	irq_gpus;		/* the GPUs whose interrupt it handles right now, as bits */
 	u64	claimed_until;		/* a feeder is on its way to displace the current task */
 	u64	pinned_vtime;		/* the vtime of the first of them */
 	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */

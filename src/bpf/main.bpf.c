@@ -21,8 +21,10 @@ UEI_DEFINE(uei);
 
 #include "machine.bpf.h"
 #include "task.bpf.h"
+#include "rate.bpf.h"
 #include "weight.bpf.h"
 #include "detect.bpf.h"
+#include "wake.bpf.h"
 #include "class.bpf.h"
 #include "account.bpf.h"
 #include "queue.bpf.h"
@@ -37,8 +39,13 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 		struct task_ctx *tctx = task_ctx_of(p);
 		u64 now = scx_bpf_now();
 
-		if (tctx && is_feeder(tctx, now))
-			return place_feeder(p, tctx, prev_cpu, wake_flags, now);
+		if (tctx) {
+			note_wake(p, tctx, now);
+			if (is_feeder(tctx, now))
+				return place_feeder(p, tctx, prev_cpu, wake_flags, now);
+			if (is_supplier(tctx, now))
+				return place_supplier(p, tctx, prev_cpu, wake_flags, now);
+		}
 	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	if (is_idle)
@@ -58,6 +65,10 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 		u64 now = scx_bpf_now();
 
 		left_feeder_queue(tctx);
+		if (!(enq_flags & SCX_ENQ_WAKEUP))
+			note_full_turn(p, tctx, now);
+		else if (p->nr_cpus_allowed == 1)
+			note_wake(p, tctx, now);
 		if (is_feeder(tctx, now)) {
 			enqueue_feeder(p, tctx, enq_flags, now);
 			return;
@@ -81,6 +92,7 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	if (!tctx || !is_feeder(tctx, now) || (!is_home(cpu, tctx->domain) && reaches_home(prev, tctx->domain)))
 		return false;
 	settle(prev, tctx, cpu, cctx);
+	note_full_turn(prev, tctx, now);
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
 		return false;
 	tctx->granted = true;
@@ -130,8 +142,11 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 				user = CPU_FEEDER;
 				account_running(tctx, now);
 				cctx->feeder_done_at = now + tctx->avg_run_ns - tctx->run_ns;
-			} else if (tctx->counted_gpu != STOKER_NO_GPU) {
-				account_expired(tctx, now);
+			} else {
+				if (tctx->counted_gpu != STOKER_NO_GPU)
+					account_expired(tctx, now);
+				if (is_supplier(tctx, now))
+					user = CPU_SUPPLIER;
 			}
 		}
 	}
@@ -139,7 +154,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->run_at = now;
 	cctx->user = user;
 	cctx->yielded = false;
-	if (user == CPU_ORDINARY)
+	if (user != CPU_FEEDER)
 		cctx->feeders_since = 0;
 	else if (!cctx->feeders_since)
 		cctx->feeders_since = now;
@@ -154,6 +169,8 @@ void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	struct task_ctx *feeder = cctx->user == CPU_FEEDER ? task_ctx_of(p) : NULL;
 
+	if (cctx->user == CPU_SUPPLIER)
+		settle_supplier(p, cctx);
 	settle(p, feeder, cpu, cctx);
 	if (feeder)
 		account_stopping(feeder, runnable, scx_bpf_now());

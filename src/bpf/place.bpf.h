@@ -37,10 +37,10 @@ static s32 pick_idle_cpu(struct task_struct *p, s32 prev_cpu, u64 wake_flags, co
 	return -EBUSY;
 }
 
-/* True when what runs on @cctx's CPU is an ordinary task that no other feeder is about to displace. */
-static __always_inline bool gives_way(const struct cpu_ctx *cctx, u64 now)
+/* True when what runs on @cctx's CPU is of the class @user, at most, and nobody is about to displace it. */
+static __always_inline bool gives_way(const struct cpu_ctx *cctx, enum cpu_user user, u64 now)
 {
-	return cctx->user == CPU_ORDINARY && !cctx->taken && !time_before(now, cctx->claimed_until);
+	return cctx->user != CPU_OTHER && cctx->user <= user && !cctx->taken && !time_before(now, cctx->claimed_until);
 }
 
 /* Claims @cpu for a feeder. False when another one was quicker. */
@@ -54,18 +54,18 @@ static bool claim(s32 cpu, u64 now)
 }
 
 /*
- * Claims a CPU of @mask that @p may use and whose task should give way: the
- * previous one, whose caches know @p, else the one whose task has run longest.
- * Negative when there is none; then *@soonest is when the first of the feeders
+ * Claims a CPU of @mask that @p may use and whose task, of class @user at most,
+ * should give way: the previous one, whose caches know @p, else the one whose
+ * task has run longest. Negative when there is none; then *@soonest is when the first of the feeders
  * seen there is expected to block.
  */
-static s32 pick_victim(struct task_struct *p, s32 prev_cpu, const struct cpumask *mask, u64 now, u64 *soonest)
+static s32 pick_victim(struct task_struct *p, const struct cpumask *mask, enum cpu_user user, u64 now, u64 *soonest)
 {
-	s32 best = -EBUSY, i;
+	s32 prev_cpu = scx_bpf_task_cpu(p), best = -EBUSY, i;
 	u64 best_at = 0;
 
 	if (bpf_cpumask_test_cpu(prev_cpu, mask) && bpf_cpumask_test_cpu(prev_cpu, p->cpus_ptr) &&
-	    gives_way(cpu_ctx_of(prev_cpu), now) && claim(prev_cpu, now))
+	    gives_way(cpu_ctx_of(prev_cpu), user, now) && claim(prev_cpu, now))
 		return prev_cpu;
 
 	bpf_for(i, 0, VICTIM_TRIES) {
@@ -75,7 +75,7 @@ static s32 pick_victim(struct task_struct *p, s32 prev_cpu, const struct cpumask
 		if (cpu >= nr_cpus || i >= nr_cpus)
 			break;
 		cctx = cpu_ctx_of(cpu);
-		if (gives_way(cctx, now)) {
+		if (gives_way(cctx, user, now)) {
 			if (best < 0 || time_before(cctx->run_at, best_at)) {
 				best = cpu;
 				best_at = cctx->run_at;
@@ -136,7 +136,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 		return cpu;
 	}
 
-	cpu = pick_victim(p, prev_cpu, home, now, &soonest);
+	cpu = pick_victim(p, home, CPU_SUPPLIER, now, &soonest);
 	if (cpu >= 0) {
 		count(&stats->displacements);
 		return displace(p, tctx, cpu);
@@ -156,7 +156,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, 0);
 		return cpu;
 	}
-	cpu = pick_victim(p, prev_cpu, p->cpus_ptr, now, &soonest);
+	cpu = pick_victim(p, p->cpus_ptr, CPU_SUPPLIER, now, &soonest);
 	if (cpu >= 0) {
 		count_spill(tctx, STOKER_SPILL_HOME_FULL);
 		count(&stats->displacements_away);
@@ -164,6 +164,43 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	}
 	count(&stats->waits);
 	return prev_cpu;
+}
+
+/*
+ * Decides where @p, a supplier that wakes, goes: near the GPU it works for, and
+ * ahead of ordinary work while that GPU's feeders all wait and their budget has
+ * more than half of what it holds, so that suppliers leave feeders theirs.
+ */
+static s32 place_supplier(struct task_struct *p, struct task_ctx *tctx, s32 prev_cpu, u64 wake_flags, u64 now)
+{
+	u32 gpu = tctx->supplied_gpu, domain = gpu_domain[gpu % STOKER_MAX_GPUS];
+	const struct cpumask *home = home_of(domain);
+	bool is_idle = false;
+	u64 soonest = 0;
+	s32 cpu;
+
+	tctx->granted = false;
+	if (!home || !reaches_home(p, domain))
+		home = p->cpus_ptr;
+	cpu = pick_idle_cpu(p, prev_cpu, wake_flags, home);
+	if (cpu >= 0) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+		return cpu;
+	}
+	if (!(gpu_ctx_of(gpu)->state >> 32) && has_bandwidth(domain, gpu, now) &&
+	    domain_ctx_of(budget_domain(domain))->budget_ns > (s64)(budget_depth_ns * domain_cpus(domain) / 2)) {
+		cpu = pick_victim(p, home, CPU_ORDINARY, now, &soonest);
+		if (cpu >= 0) {
+			count(&gpu_ctx_of(gpu)->stats.supplies);
+			tctx->granted = true;
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, SCX_ENQ_PREEMPT);
+			return cpu;
+		}
+	}
+	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	if (is_idle)
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	return cpu;
 }
 
 /*
@@ -194,7 +231,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 			enqueue_ordinary(p, tctx, enq_flags);
 			return;
 		}
-		preempt = gives_way(cctx, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
+		preempt = gives_way(cctx, CPU_SUPPLIER, now) && claim(cpu, now) ? SCX_ENQ_PREEMPT : 0;
 		/* Else select_cpu() counted it. */
 		if (enq_flags & SCX_ENQ_WAKEUP && p->nr_cpus_allowed == 1) {
 			count(&stats->wakeups);
@@ -214,7 +251,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 		kick(victim, SCX_KICK_IDLE);
 		return;
 	}
-	victim = pick_victim(p, cpu, home, now, &soonest);
+	victim = pick_victim(p, home, CPU_SUPPLIER, now, &soonest);
 	if (victim >= 0) {
 		count(&stats->displacements);
 		kick(victim, SCX_KICK_PREEMPT);

@@ -179,10 +179,11 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 	u64 vtime = rebase_vtime(p, tctx, llc), now = llc_ctx_of(llc)->vtime_now;
 
 	vtime = clamp_vtime(vtime, now, llc);
+	tctx->granted = false;
 	if (is_pinned(p)) {
 		if (p->flags & PF_KTHREAD) {
 			/* The kernel's own work for this CPU is short, and others wait for it. */
-			u64 preempt = cpu_ctx_of(cpu)->user == CPU_ORDINARY ? SCX_ENQ_PREEMPT : 0;
+			u64 preempt = cpu_ctx_of(cpu)->user != CPU_FEEDER ? SCX_ENQ_PREEMPT : 0;
 
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | preempt);
 			return;
@@ -332,7 +333,7 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 {
 	u64 vtime;
 
-	if (cctx->user != CPU_ORDINARY || cctx->yielded || !(prev->scx.flags & SCX_TASK_QUEUED))
+	if (cctx->user == CPU_FEEDER || cctx->user == CPU_OTHER || cctx->yielded || !(prev->scx.flags & SCX_TASK_QUEUED))
 		return false;
 	settle(prev, NULL, cpu, cctx);
 	vtime = prev->scx.dsq_vtime;

@@ -4,15 +4,33 @@
  * with the thread: a recycled PID starts with nothing.
  */
 
+/* How often something happens: a count that halves every RATE_HALF_LIFE_NS. */
+struct rate {
+	u64	at;
+	u32	count;			/* in units of 1 / RATE_ONE */
+};
+
 struct task_ctx {
 	/* detect: which GPUs this thread feeds, and how that was seen */
 	u64	gpus;			/* bit g: seen to use GPU g */
 	u64	feeder_until;		/* evidence holds until then; a feeder while now < feeder_until */
+	u64	doorbell_until;		/* it may submit without system calls: see may_ring() */
+	u64	relay_until;		/* a kthread that a GPU's interrupt woke: until then it passes that on */
+	u64	relay_gpus;
+	u64	signed_at;		/* the last of these signs: */
+	struct rate uses;		/* signs of GPU work */
 	u32	evidence;		/* STOKER_EV_* */
 	u8	gpu;			/* the GPU it fed last */
 	u8	domain;			/* that GPU's domain, or STOKER_NO_DOMAIN */
 	u8	counted_gpu;		/* the GPU in whose state this thread is counted, or STOKER_NO_GPU */
 	u8	waiting;		/* counted there as waiting, else as running */
+
+	/* detect: whom it supplies */
+	u64	supplier_until;		/* a supplier while now < supplier_until */
+	struct rate wakes;		/* how often it is woken, if a feeder or supplier */
+	struct rate supplies;		/* how often it wakes one */
+	u8	supplied_gpu;
+	u8	depth;			/* 1: wakes a feeder itself */
 
 	/* queue */
 	u16	llc;			/* the LLC whose clock p->scx.dsq_vtime is read by */

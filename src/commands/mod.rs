@@ -1,7 +1,9 @@
 //! One file per command of the command line.
 
 mod run;
+mod threads;
 mod topology;
 
 pub use run::run;
+pub use threads::{ThreadsArgs, run as threads};
 pub use topology::{TopologyArgs, run as topology};

@@ -34,6 +34,8 @@ pub struct GpuCounters {
     pub displacements: u64,
     #[stat(desc = "times a feeder displaced ordinary work away from home")]
     pub displacements_away: u64,
+    #[stat(desc = "times a supplier displaced ordinary work")]
+    pub supplies: u64,
     #[stat(desc = "wake-ups that waited at home for another feeder")]
     pub waits: u64,
     #[stat(
@@ -94,6 +96,7 @@ impl GpuCounters {
             idle_home: self.idle_home - earlier.idle_home,
             displacements: self.displacements - earlier.displacements,
             displacements_away: self.displacements_away - earlier.displacements_away,
+            supplies: self.supplies - earlier.supplies,
             waits: self.waits - earlier.waits,
             spills_home_full: self.spills_home_full - earlier.spills_home_full,
             spills_affinity: self.spills_affinity - earlier.spills_affinity,
@@ -140,6 +143,7 @@ impl Counters {
                 idle_home: stats.idle_home,
                 displacements: stats.displacements,
                 displacements_away: stats.displacements_away,
+                supplies: stats.supplies,
                 waits: stats.waits,
                 spills_home_full: stats.spills[HOME_FULL as usize],
                 spills_affinity: stats.spills[AFFINITY as usize],

@@ -3,32 +3,62 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow, bail};
 use crossbeam::channel::{Receiver, Sender};
 use scx_stats::prelude::*;
 
-use super::Counters;
+use super::{Counters, Thread};
+
+/// What a client wants to know.
+#[derive(Clone, Copy, Debug)]
+pub enum Request {
+    /// Counters since the start.
+    Counters,
+    /// The threads that are something to a GPU.
+    Threads,
+}
+
+/// The answer to each.
+enum Answer {
+    Counters(Counters),
+    Threads(Vec<Thread>),
+}
+
+/// The name under which threads are served.
+const THREADS: &str = "threads";
 
 /// Serves the counters while it lives.
 pub struct Server {
     // Its drop ends the service.
-    _server: StatsServer<(), Counters>,
-    answers: Sender<Counters>,
-    requests: Receiver<()>,
+    _server: StatsServer<Request, Answer>,
+    answers: Sender<Answer>,
+    requests: Receiver<Request>,
 }
 
 impl Server {
-    /// Where requests arrive; each wants one [`Self::answer`].
-    pub fn requests(&self) -> &Receiver<()> {
+    /// Where requests arrive; each wants the one answer of its kind.
+    pub fn requests(&self) -> &Receiver<Request> {
         &self.requests
     }
 
-    /// Answers one request with counters since the start of the scheduler.
+    /// Answers [`Request::Counters`].
     ///
     /// # Errors
     /// The service has ended.
-    pub fn answer(&self, counters: Counters) -> Result<()> {
-        Ok(self.answers.send(counters)?)
+    pub fn answer_counters(&self, counters: Counters) -> Result<()> {
+        self.answer(Answer::Counters(counters))
+    }
+
+    /// Answers [`Request::Threads`].
+    ///
+    /// # Errors
+    /// The service has ended.
+    pub fn answer_threads(&self, threads: Vec<Thread>) -> Result<()> {
+        self.answer(Answer::Threads(threads))
+    }
+
+    fn answer(&self, answer: Answer) -> Result<()> {
+        self.answers.send(answer).map_err(|_| anyhow!("the counters are not served any more"))
     }
 }
 
@@ -37,25 +67,51 @@ impl Server {
 /// # Errors
 /// The socket could not be made.
 pub fn serve() -> Result<Server> {
-    let open: Box<dyn StatsOpener<(), Counters>> = Box::new(move |(request, answer)| {
-        request.send(())?;
-        let mut last = answer.recv()?;
-        let read: Box<dyn StatsReader<(), Counters>> = Box::new(move |_args, (request, answer)| {
-            request.send(())?;
-            let now = answer.recv()?;
+    let counters: Box<dyn StatsOpener<Request, Answer>> = Box::new(move |channels| {
+        let mut last = ask_counters(channels)?;
+        let read: Box<dyn StatsReader<Request, Answer>> = Box::new(move |_args, channels| {
+            let now = ask_counters(channels)?;
             let interval = now.since(&last);
             last = now;
             interval.to_json()
         });
         Ok(read)
     });
+    let threads: Box<dyn StatsOpener<Request, Answer>> = Box::new(move |_channels| {
+        let read: Box<dyn StatsReader<Request, Answer>> = Box::new(move |_args, (request, answer)| {
+            request.send(Request::Threads)?;
+            match answer.recv()? {
+                Answer::Threads(threads) => Ok(serde_json::to_value(threads)?),
+                Answer::Counters(_) => bail!("another question was answered"),
+            }
+        });
+        Ok(read)
+    });
     let data = StatsServerData::new()
         .add_meta(Counters::meta())
         .add_meta(super::GpuCounters::meta())
-        .add_ops("top", StatsOps { open, close: None });
+        .add_ops("top", StatsOps { open: counters, close: None })
+        .add_ops(THREADS, StatsOps { open: threads, close: None });
     let server = StatsServer::new(data).launch()?;
     let (answers, requests) = server.channels();
     Ok(Server { _server: server, answers, requests })
+}
+
+fn ask_counters((request, answer): (&Sender<Request>, &Receiver<Answer>)) -> Result<Counters> {
+    request.send(Request::Counters)?;
+    match answer.recv()? {
+        Answer::Counters(counters) => Ok(counters),
+        Answer::Threads(_) => bail!("another question was answered"),
+    }
+}
+
+/// Asks the scx_stoker that runs for the threads that are something to a GPU.
+///
+/// # Errors
+/// None runs, or it did not answer.
+pub fn ask_threads() -> Result<Vec<Thread>> {
+    let mut client = StatsClient::new().connect(None).context("no scx_stoker runs here (nothing serves its counters)")?;
+    client.request("stats", vec![("target".to_string(), THREADS.to_string())])
 }
 
 /// Prints a line every `interval` with what a running scx_stoker counted, until `shutdown`.

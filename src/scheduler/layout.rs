@@ -28,6 +28,8 @@ pub struct Layout {
     pub gpu_domain: Vec<u8>,
     /// For each device number, in the kernel's own encoding (`dev_t`), the GPUs it belongs to, as bits.
     pub devices: BTreeMap<u32, u64>,
+    /// For each interrupt number the GPUs it belongs to, as bits.
+    pub irqs: BTreeMap<u32, u64>,
     /// What could not be taken in, for people.
     pub notes: Vec<String>,
 }
@@ -88,6 +90,9 @@ impl Layout {
                 Home::Unknown { .. } => NO_DOMAIN as u8,
             };
             self.gpu_domain.push(domain);
+            for &irq in &gpu.irqs {
+                *self.irqs.entry(irq).or_default() |= 1 << gpu.index;
+            }
             for device in &gpu.devices {
                 *self.devices.entry(dev_t(device.major, device.minor)).or_default() |= 1 << gpu.index;
             }

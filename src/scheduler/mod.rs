@@ -5,18 +5,19 @@ mod options;
 mod preflight;
 mod run;
 
+use std::io::Read;
 use std::mem::MaybeUninit;
 
 use anyhow::{Context, Result, bail};
-use libbpf_rs::btf::types::Func;
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput, libbpf_sys};
+use libbpf_rs::btf::types::{Func, Typedef};
+use libbpf_rs::{AsRawLibbpf, Iter, Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput, libbpf_sys};
 use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
 
 pub use layout::{Layout, dev_t};
 pub use options::Options;
 pub use run::{run, shutdown_flag};
 
-use crate::bpf_intf::{stoker_process, stoker_thread_report};
+use crate::bpf_intf::{stoker_process, stoker_thread, stoker_thread_report};
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::machine::Machine;
 
@@ -63,6 +64,9 @@ impl<'a> Scheduler<'a> {
         for (dev, gpus) in &layout.devices {
             let value = types::stoker_device { gpus: *gpus };
             skel.maps.devices.update(&dev.to_ne_bytes(), bytes_of(&value), MapFlags::ANY)?;
+        }
+        for (irq, gpus) in &layout.irqs {
+            skel.maps.irqs.update(&irq.to_ne_bytes(), &gpus.to_ne_bytes(), MapFlags::ANY)?;
         }
         let link = scx_ops_attach!(skel, stoker_ops)?;
         let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
@@ -144,6 +148,17 @@ impl<'a> Scheduler<'a> {
         let _ = self.skel.maps.processes.delete(&pid.to_ne_bytes());
     }
 
+    /// All threads that are something to a GPU, or were seen to use one.
+    ///
+    /// # Errors
+    /// The BPF side could not be asked.
+    pub fn threads(&self) -> Result<Vec<stoker_thread>> {
+        let mut bytes = Vec::new();
+        let link = self.skel.progs.list_threads.attach().context("could not list threads")?;
+        Iter::new(&link)?.read_to_end(&mut bytes)?;
+        Ok(bytes.chunks_exact(size_of::<stoker_thread>()).filter_map(from_bytes).collect())
+    }
+
     /// What the BPF side saw of a thread; none if it is gone.
     ///
     /// # Errors
@@ -220,6 +235,13 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
         ("security_file_ioctl", "threads that submit by ioctl", &mut skel.progs.stoker_file_ioctl),
         ("security_mmap_file", "threads that map a GPU", &mut skel.progs.stoker_mmap_file),
     ];
+    if btf.type_by_name::<Typedef>("btf_trace_irq_handler_entry").is_none() {
+        log::warn!(
+            "this kernel cannot trace interrupts: threads that a GPU's interrupt wakes are found by what else they do only"
+        );
+        skel.progs.stoker_irq_entry.set_autoload(false);
+        skel.progs.stoker_irq_exit.set_autoload(false);
+    }
     let mut has_all_hooks = true;
     for (symbol, what, program) in hooks {
         if btf.type_by_name::<Func>(symbol).is_none() {

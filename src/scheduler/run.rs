@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::{Options, Scheduler, preflight};
 use crate::machine::nvml::NvmlThread;
 use crate::machine::{Home, Machine, Sources};
-use crate::metrics::{self, Counters};
+use crate::metrics::{self, Counters, Request, Thread};
 use crate::workload::{GpuWatch, NvmlProcesses, Workload};
 
 /// How often user space looks after threads and counters.
@@ -116,7 +116,10 @@ fn tend(
         // Woken by Ctrl-C within this time, and by requests for the counters at once.
         let wait = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
         match server.requests().recv_timeout(wait) {
-            Ok(()) => server.answer(Counters::read(scheduler, machine))?,
+            Ok(Request::Counters) => server.answer_counters(Counters::read(scheduler, machine))?,
+            Ok(Request::Threads) => {
+                server.answer_threads(scheduler.threads()?.iter().map(Thread::from).collect())?;
+            }
             Err(error) if error.is_timeout() => {}
             Err(_) => std::thread::sleep(wait),
         }
