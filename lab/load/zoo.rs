@@ -7,6 +7,7 @@ mod verdict;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,7 +19,7 @@ use serde_json::Value;
 use crate::compare::{Running, Scheduler};
 use crate::feed::active_scheduler;
 use crate::gpu::{DeviceKind, Gpu};
-use crate::sys::{MS, now_ns, sleep_ns};
+use crate::sys::{self, MS, now_ns, sleep_ns};
 use cast::{Cast, Member, Truth};
 use verdict::{Judged, Listed, OUTSIDER, Totals, judge};
 
@@ -72,13 +73,8 @@ fn dry_run(args: &ZooArgs, gpus: &[Gpu]) -> Result<()> {
     let mut zoo = Zoo::early(gpus)?;
     zoo.open(gpus, args)?;
     for member in zoo.members() {
-        println!(
-            "{:>7}  {:<15}  {:<19}  {}",
-            member.tid(),
-            member.comm,
-            verdict::truth_name(member.truth),
-            member.kind
-        );
+        let (tid, comm, truth) = (member.tid(), &member.comm, verdict::truth_name(member.truth));
+        println!("{tid:>7}  {comm:<15}  {truth:<19}  {:>6} steps  {}", member.steps(), member.kind);
     }
     zoo.check_alive()
 }
@@ -91,7 +87,8 @@ fn run(args: &ZooArgs, gpus: &[Gpu]) -> Result<()> {
         Some(path) => path.clone(),
         None => command.split_whitespace().next().context("--scheduler is empty")?.into(),
     };
-    let indices = scheduler_indices(&binary, gpus)?;
+    let (gpus, indices) = in_scheduler_order(&binary, gpus)?;
+    let gpus = gpus.as_slice();
 
     let mut zoo = Zoo::early(gpus)?;
     let scheduler = Scheduler { name: "zoo".to_string(), command };
@@ -104,17 +101,15 @@ fn run(args: &ZooArgs, gpus: &[Gpu]) -> Result<()> {
         anyhow::ensure!(active_scheduler() == running.ops, "{} left during the run", running.ops);
         Ok(judge_all(&zoo, listed, &indices))
     });
-    let threads = match threads {
-        Ok(threads) => threads,
-        Err(error) => {
-            running.show_output();
-            return Err(error);
-        }
-    };
+    if threads.is_err() {
+        running.show_output();
+    }
     // First the zoo: the scheduler ends quickly only on a machine that is not full.
     drop(zoo);
     let ops = running.ops.clone();
-    running.stop().context("stopping the scheduler")?;
+    let stopped = running.stop().context("stopping the scheduler");
+    let threads = threads?;
+    stopped?;
 
     let totals = Totals::of(&threads);
     print!("{}", verdict::report(&threads));
@@ -200,8 +195,8 @@ fn listed_threads(binary: &Path) -> Result<Vec<Listed>> {
     ask(binary, "threads")
 }
 
-/// The scheduler's index of each of `gpus`.
-fn scheduler_indices(binary: &Path, gpus: &[Gpu]) -> Result<Vec<i64>> {
+/// `gpus` in the scheduler's order, which need not be that of their minor numbers, and its index of each.
+fn in_scheduler_order(binary: &Path, gpus: &[Gpu]) -> Result<(Vec<Gpu>, Vec<i64>)> {
     #[derive(Deserialize)]
     struct Topology {
         gpus: Vec<Value>,
@@ -214,16 +209,23 @@ fn scheduler_indices(binary: &Path, gpus: &[Gpu]) -> Result<Vec<i64>> {
         };
         topology.gpus.iter().find(has_it)?["index"].as_i64()
     };
-    let index = |gpu| index_of(gpu).with_context(|| format!("the scheduler does not know {}", gpu.name));
-    gpus.iter().map(index).collect()
+    let mut known = Vec::new();
+    for gpu in gpus {
+        let index = index_of(gpu).with_context(|| format!("the scheduler does not know {}", gpu.name))?;
+        known.push((index, gpu.clone()));
+    }
+    known.sort_by_key(|&(index, _)| index);
+    let (indices, gpus) = known.into_iter().unzip();
+    Ok((gpus, indices))
 }
 
 /// What `binary WHAT --json` prints.
 fn ask<T: for<'de> Deserialize<'de>>(binary: &Path, what: &str) -> Result<T> {
-    let output = Command::new(binary)
-        .args([what, "--json"])
-        .output()
-        .with_context(|| format!("running {}", binary.display()))?;
+    let mut command = Command::new(binary);
+    // What is asked is what it knows now, and not how soon the asker gets a CPU.
+    // SAFETY: the closure makes one system call and touches no memory of the parent.
+    unsafe { command.pre_exec(|| sys::set_fifo(1)) };
+    let output = command.args([what, "--json"]).output().with_context(|| format!("running {}", binary.display()))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "`{} {what} --json` failed: {}", binary.display(), complaint.trim());
     serde_json::from_slice(&output.stdout).with_context(|| format!("what `{} {what} --json` printed", binary.display()))

@@ -55,9 +55,14 @@ impl Member {
         self.slot.tid.load(Relaxed)
     }
 
+    /// Steps it has made since the start, whatever a step is to its kind.
+    pub fn steps(&self) -> u64 {
+        self.slot.steps.load(Relaxed)
+    }
+
     /// Whether it has done something since the start.
     pub fn has_run(&self) -> bool {
-        self.slot.steps.load(Relaxed) + self.slot.units.load(Relaxed) > 0
+        self.steps() + self.slot.units.load(Relaxed) > 0
     }
 }
 

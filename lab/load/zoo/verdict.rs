@@ -77,8 +77,8 @@ pub struct Judged {
     pub right: bool,
     /// How far from its feeder it was taken to be.
     pub depth: Option<u32>,
-    /// The scheduler's index of its GPU.
-    pub gpu: Option<i64>,
+    /// Which of the zoo's GPUs it was tied to.
+    pub gpu: Option<usize>,
     /// What spoke for it.
     pub evidence: Vec<String>,
 }
@@ -87,14 +87,11 @@ pub struct Judged {
 pub const OUTSIDER: &str = "outside the zoo";
 
 /// Judges a member by what the scheduler says of its thread. `gpus` has the scheduler's index of each of the zoo's GPUs.
+/// What comes of it speaks of the zoo's.
 pub fn judge(kind: &'static str, comm: &str, tid: u64, truth: Truth, listed: Option<&Listed>, gpus: &[i64]) -> Judged {
+    let listed_gpu = listed.and_then(|listed| listed.gpu).and_then(|gpu| gpus.iter().position(|&known| known == gpu));
     let verdict = match (listed.map(|listed| listed.role), truth) {
-        (Some(ListedRole::Feeder), Truth::Feeder { gpu }) => {
-            match listed.and_then(|listed| listed.gpu) == gpus.get(gpu).copied() {
-                true => Verdict::Feeder,
-                false => Verdict::FeederOfAnotherGpu,
-            }
-        }
+        (Some(ListedRole::Feeder), Truth::Feeder { gpu }) if listed_gpu != Some(gpu) => Verdict::FeederOfAnotherGpu,
         (Some(ListedRole::Feeder), _) => Verdict::Feeder,
         (Some(ListedRole::Supplier), _) => Verdict::Supplier,
         (Some(ListedRole::User | ListedRole::Ordinary) | None, _) => Verdict::Ordinary,
@@ -113,7 +110,7 @@ pub fn judge(kind: &'static str, comm: &str, tid: u64, truth: Truth, listed: Opt
         verdict,
         right,
         depth: listed.and_then(|listed| listed.depth),
-        gpu: listed.and_then(|listed| listed.gpu),
+        gpu: listed_gpu,
         evidence: listed.map(|listed| listed.evidence.clone()).unwrap_or_default(),
     }
 }
@@ -245,7 +242,7 @@ pub fn report(threads: &[Judged]) -> String {
     for thread in misjudged {
         let taken_for = match thread.verdict {
             Verdict::Feeder | Verdict::FeederOfAnotherGpu => {
-                format!("feeder of the scheduler's GPU {}", thread.gpu.map_or("-".to_string(), |gpu| gpu.to_string()))
+                thread.gpu.map_or("feeder of no GPU of the zoo".to_string(), |gpu| format!("feeder of GPU {gpu}"))
             }
             Verdict::Supplier => "supplier".to_string(),
             Verdict::Ordinary => "ordinary".to_string(),
@@ -329,7 +326,7 @@ mod tests {
     #[test]
     fn the_report_names_the_misjudged_with_their_evidence() {
         let text = report(&[judged(Truth::Ordinary, Some(FEEDER_OF_1)), judged(Truth::Ordinary, None)]);
-        assert!(text.contains("is ordinary, taken for feeder of the scheduler's GPU 1; evidence: ioctl"), "{text}");
+        assert!(text.contains("is ordinary, taken for feeder of GPU 0; evidence: ioctl"), "{text}");
         assert!(text.contains("false feeders 1, missed feeders 0 of 0"), "{text}");
     }
 }
