@@ -286,16 +286,16 @@ fn run_scheduler(args: &CompareArgs, role: Role, scheduler: &Scheduler) -> Resul
 }
 
 /// A scheduler that is attached.
-struct Running {
+pub struct Running {
     child: Child,
     /// Name of its sched_ext_ops.
-    ops: String,
+    pub ops: String,
     output: PathBuf,
 }
 
 impl Running {
     /// Starts `scheduler` and waits until it is attached.
-    fn start(scheduler: &Scheduler, limit_ns: u64) -> Result<Self> {
+    pub fn start(scheduler: &Scheduler, limit_ns: u64) -> Result<Self> {
         let output = std::env::temp_dir().join(format!("lab_load.{}.{}", std::process::id(), scheduler.name));
         let log = File::create(&output).with_context(|| output.display().to_string())?;
         let mut command = Command::new("sh");
@@ -328,7 +328,7 @@ impl Running {
     }
 
     /// Shows the last lines that the scheduler printed.
-    fn show_output(&self) {
+    pub fn show_output(&self) {
         const LINES: usize = 40;
         let bytes = fs::read(&self.output).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -339,7 +339,7 @@ impl Running {
     }
 
     /// Asks the scheduler to end as a user would, and waits until the kernel's is back.
-    fn stop(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<()> {
         const LIMIT_NS: u64 = 60_000 * MS;
         let pid = libc::pid_t::try_from(self.child.id())?;
         if self.child.try_wait()?.is_none() {

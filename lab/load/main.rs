@@ -15,6 +15,7 @@ mod sample;
 mod shared;
 mod sys;
 mod work;
+mod zoo;
 
 use clap::{Parser, Subcommand};
 
@@ -33,6 +34,8 @@ enum Command {
     Fair(fair::FairArgs),
     /// Run the feeding scenarios under EEVDF, its SCHED_FIFO ceiling and the named schedulers, and print one table
     Compare(compare::CompareArgs),
+    /// Show a scheduler a zoo of threads of known roles, and print what it takes each of them for
+    Zoo(zoo::ZooArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -40,5 +43,6 @@ fn main() -> anyhow::Result<()> {
         Command::Feed(args) => feed::main(&args),
         Command::Fair(args) => fair::main(&args),
         Command::Compare(args) => compare::main(&args),
+        Command::Zoo(args) => zoo::main(&args),
     }
 }
