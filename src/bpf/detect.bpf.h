@@ -179,22 +179,20 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 }
 
 /*
- * True when @tctx may submit to a GPU by writing to a mapping of it, so that
- * nothing is seen of its work but how it waits.
+ * True when @p may submit to a GPU by writing to a mapping of it, so that
+ * nothing is seen of its work but how it waits. Of a process of which only that
+ * it uses a GPU is known, the main thread may: others may be its workers, and
+ * are told from feeders by the GPU's interrupt alone.
  */
-static __always_inline bool may_ring(const struct task_ctx *tctx, u64 now)
+static __always_inline bool may_ring(const struct task_struct *p, const struct task_ctx *tctx, u64 now)
 {
-	return time_before(now, tctx->doorbell_until);
+	return time_before(now, tctx->doorbell_until) && (tctx->evidence & STOKER_EV_MMAP || p->pid == p->tgid);
 }
 
-/*
- * @p used up its turn and goes on, as a thread does that polls for its GPU. Of a
- * process of which only that it uses a GPU is known, that counts for the main
- * thread alone: others may be its workers.
- */
+/* @p used up its turn and goes on, as a thread does that polls for its GPU. */
 static __always_inline void note_full_turn(struct task_struct *p, struct task_ctx *tctx, u64 now)
 {
-	if (may_ring(tctx, now) && (tctx->evidence & STOKER_EV_MMAP || p->pid == p->tgid))
+	if (may_ring(p, tctx, now))
 		note_sign(tctx, tctx->gpu, 0, now);
 }
 

@@ -10,7 +10,7 @@
 #define SUPPLIER_RATE	(3 * RATE_ONE)
 #define SUPPLIER_SHARE	20		/* one in so many */
 /* How long a thread stays a supplier when it wakes no feeder any more. */
-#define SUPPLIER_TTL_NS	(1ULL * NSEC_PER_SEC)
+#define SUPPLIER_TTL_NS	(2ULL * NSEC_PER_SEC)
 
 /*
  * The layout of the kernel's preempt count changed (the hard interrupt bits are
@@ -77,7 +77,7 @@ static void note_wake(struct task_struct *p, struct task_ctx *tctx, u64 now)
 	if (in_interrupt()) {
 		if (irq_gpus)
 			note_gpu_wake(p, tctx, irq_gpus, now);
-		else if (may_ring(tctx, now))
+		else if (may_ring(p, tctx, now))
 			note_sign(tctx, tctx->gpu, 0, now);
 		return;
 	}

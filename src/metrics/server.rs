@@ -110,7 +110,8 @@ fn ask_counters((request, answer): (&Sender<Request>, &Receiver<Answer>)) -> Res
 /// # Errors
 /// None runs, or it did not answer.
 pub fn ask_threads() -> Result<Vec<Thread>> {
-    let mut client = StatsClient::new().connect(None).context("no scx_stoker runs here (nothing serves its counters)")?;
+    let mut client =
+        StatsClient::new().connect(None).context("no scx_stoker runs here (nothing serves its counters)")?;
     client.request("stats", vec![("target".to_string(), THREADS.to_string())])
 }
 

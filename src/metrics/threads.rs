@@ -59,7 +59,11 @@ impl From<&stoker_thread> for Thread {
             gpu: thread.gpu.into(),
             gpus: (0..u64::BITS).filter(|gpu| thread.gpus & 1 << gpu != 0).collect(),
             depth: thread.depth.into(),
-            evidence: names.iter().filter(|(bit, _)| thread.evidence & bit != 0).map(|(_, name)| name.to_string()).collect(),
+            evidence: names
+                .iter()
+                .filter(|(bit, _)| thread.evidence & bit != 0)
+                .map(|(_, name)| name.to_string())
+                .collect(),
         }
     }
 }
