@@ -15,5 +15,6 @@ mod home;
 mod life;
 mod load;
 mod probe;
+mod zoo;
 mod smoke;
 mod stoker;
