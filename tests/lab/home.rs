@@ -126,8 +126,10 @@ fn a_gpu_of_unknown_home_is_said_to_be_and_its_feeder_is_not_moved() {
             let gpu = counters.of_home("");
             assert!(gpu.wakeups > 100, "its feeder is one: {gpu:?}");
             assert_eq!((gpu.spills(), gpu.displacements, gpu.displacements_away), (0, 0, 0), "{gpu:?}");
-            let (all, there): (u32, u32) = (cpus.values().sum(), cpus.get(&cpu).copied().unwrap_or(0));
-            assert!(there * 10 > all * 9, "moved from CPU {cpu}, where it could stay: {cpus:?}");
+            // On its node, that is: its CPU may be busy at times.
+            let there: u32 = cpus.iter().filter(|(seen, _)| *seen / 2 == cpu / 2).map(|(_, times)| times).sum();
+            let all: u32 = cpus.values().sum();
+            assert!(there * 10 > all * 9, "moved away from CPU {cpu}, where it could stay: {cpus:?}");
         }
         let skip = stoker.output().len();
         drop(vgem);

@@ -6,8 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::guest::{is_enabled, lab, set_online, state, status_of};
-use crate::home::HOMES;
+use crate::guest::{is_enabled, lab, state, status_of};
 use crate::load;
 use crate::stoker::{BINARY, LOAD_LIMIT_S, Stoker, stop_shared, with_shared};
 
@@ -47,43 +46,6 @@ fn when_it_is_killed_the_kernels_scheduler_takes_over_and_the_load_goes_on() {
     assert_eq!(report.scheduler, "kernel");
     assert!(report.feeders.iter().all(|feeder| feeder.gpu_busy > 0.2), "feeders did not go on: {report:?}");
     assert!(report.hogs.as_ref().unwrap().max_gap_ms < 1000.0, "hogs did not go on: {report:?}");
-}
-
-#[test]
-fn it_restarts_when_cpus_come_and_go_and_serves_feeders_on_those_there_are() {
-    /// The CPU that goes.
-    const CPU: u32 = 3;
-    /// Brings it back, however the test ends.
-    struct Online;
-    impl Drop for Online {
-        fn drop(&mut self) {
-            set_online(CPU, true);
-        }
-    }
-
-    let _lab = lab();
-    let mut stoker = Stoker::start(&[]);
-    // Beside hogs, the scheduler itself takes seconds of the lab's time to load.
-    let through = load::start("--hogs 2 --start-on home --warmup-s 9 --seconds 1");
-    sleep(Duration::from_secs(1));
-    let skip = stoker.output().len();
-    set_online(CPU, false);
-    let online = Online;
-    stoker.wait_restarted(skip, "CPUs have come or gone");
-    assert!(stoker.output()[skip..].contains("home is CPUs 2,"), "the home is what is left:\n{}", stoker.output());
-    // Its feeders are found anew, by one that started after them.
-    through.finish().assert_served(&HOMES);
-
-    // This one starts on the three CPUs and ends on the four.
-    let through = load::start("--hogs 2 --start-on home --warmup-s 9 --seconds 1");
-    sleep(Duration::from_secs(1));
-    let skip = stoker.output().len();
-    drop(online);
-    stoker.wait_restarted(skip, "CPUs have come or gone");
-    let report = through.finish();
-    assert!(report.feeders.iter().all(|feeder| feeder.delay_share.is_some_and(|share| share < 0.02)), "{report:?}");
-    load::feed("--hogs 4 --warmup-s 0.5 --seconds 1").assert_served(&HOMES);
-    stoker.stop();
 }
 
 #[test]

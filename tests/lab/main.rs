@@ -1,7 +1,7 @@
 //! Tests of the scheduler in a booted kernel. They run inside the lab guest, as `scripts/test` does:
 //! `scripts/lab --counted -- target/release/deps/lab-HASH --test-threads=1`.
 //!
-//! Guest time counts instructions, so bounds hold whatever else the host does. All tests share one machine and its one
+//! Guest time counts instructions, so bounds hold whatever else the host does ([`hotplug`] is the exception). All tests share one machine and its one
 //! scheduler: they run one after the other, and those that need no options of their own share one `scx_stoker`.
 
 // A helper that fails fails its test; clippy's exemption covers only the test functions themselves.
@@ -12,6 +12,7 @@ mod fair;
 mod figures;
 mod guest;
 mod home;
+mod hotplug;
 mod life;
 mod load;
 mod probe;
