@@ -16,6 +16,6 @@ mod hotplug;
 mod life;
 mod load;
 mod probe;
-mod zoo;
 mod smoke;
 mod stoker;
+mod zoo;
