@@ -87,8 +87,9 @@ fn four_feeders_at_a_home_of_two_cpus_spill_for_that_reason_and_starve_nobody() 
         let away = report.feeders.iter().any(|feeder| feeder.home_share < Some(0.99));
         assert!(away, "the counters say that feeders spilled, and none was seen away: {report:?}");
 
-        // Feeders may take 80 % of their home's two CPUs ahead of the hogs, which is 40 % of the four.
-        assert!(report.background_share() >= 0.55, "hogs got {:.3}", report.background_share());
+        // Feeders may take 80 % of their home's two CPUs ahead of the hogs, which is 40 % of the four; those away have
+        // their fair share there.
+        assert!(report.background_share() >= 0.5, "hogs got {:.3}", report.background_share());
         let hogs = report.hogs.as_ref().unwrap();
         assert!(hogs.max_gap_ms < 250.0, "a hog was starved: {hogs:?}");
         assert!(report.feeders.iter().all(|feeder| feeder.max_gap_ms < 250.0), "a feeder was starved: {report:?}");
