@@ -5,6 +5,7 @@
 
 pub mod bpf_intf;
 pub mod bpf_skel;
+pub mod cgroup;
 pub mod cli;
 pub mod commands;
 pub mod machine;

@@ -124,6 +124,8 @@ static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 		feed_gpu(tctx, gpu);
 	}
 	tctx->evidence |= evidence;
+	if (time_before(now, tctx->barred_until))
+		return;
 	if (time_delta(now, tctx->signed_at) < SIGN_SPACING_NS)
 		return;
 	tctx->signed_at = now;
@@ -262,7 +264,8 @@ int expire_evidence(void *ctx)
  * User space reports what it found of a thread, and learns what the thread was
  * seen to do. A thread with evidence of its own keeps its own GPU among those
  * reported; one without gets the first of them. What is reported makes no
- * feeder: it says that the thread may submit without system calls.
+ * feeder, unless it is its cgroup owner's word: it says that the thread may
+ * submit without system calls.
  */
 SEC("syscall")
 int report_thread(struct stoker_thread_report *report)
@@ -279,14 +282,23 @@ int report_thread(struct stoker_thread_report *report)
 	report->ret = 0;
 	report->known_gpus = tctx->gpus;
 	report->known_evidence = tctx->evidence;
-	if (report->evidence && report->gpus) {
-		if (!(tctx->gpus & report->gpus)) {
+	if (report->word == STOKER_WORD_ORDINARY) {
+		tctx->barred_until = scx_bpf_now() + evidence_ttl_ns;
+		tctx->feeder_until = 0;
+		tctx->supplier_until = 0;
+	} else if (report->evidence && report->gpus) {
+		u64 until = scx_bpf_now() + evidence_ttl_ns;
+
+		if (!(report->gpus & (1ULL << (tctx->gpu % 64)))) {
 			tctx->gpus |= report->gpus;
 			feed_gpu(tctx, lowest_bit(report->gpus));
 		}
 		tctx->evidence |= report->evidence;
-		tctx->doorbell_until = scx_bpf_now() + evidence_ttl_ns;
-		note_gpu_use(tctx->doorbell_until);
+		if (report->word == STOKER_WORD_FEEDER)
+			tctx->feeder_until = until;
+		else
+			tctx->doorbell_until = until;
+		note_gpu_use(until);
 	}
 out:
 	bpf_task_release(p);

@@ -43,6 +43,14 @@ enum stoker_evidence {
 	STOKER_EV_PROCESS	= 1 << 3, /* its process uses the GPU; nothing is known of the thread */
 	STOKER_EV_IRQ		= 1 << 4, /* woken from the GPU's interrupt */
 	STOKER_EV_WAKE		= 1 << 5, /* wakes feeders, or suppliers, often */
+	STOKER_EV_WORD		= 1 << 6, /* its cgroup's owner says so */
+};
+
+/* What the owner of a thread's cgroup says of it. */
+enum stoker_word {
+	STOKER_WORD_NONE,
+	STOKER_WORD_FEEDER,	/* it is a feeder */
+	STOKER_WORD_ORDINARY,	/* it is none, whatever it does, and no supplier */
 };
 
 /* What a thread is to a GPU. */
@@ -117,6 +125,8 @@ struct stoker_process {
 struct stoker_thread_report {
 	s32	tid;
 	u32	evidence;	/* STOKER_EV_*; 0 only asks */
+	u32	word;		/* enum stoker_word */
+	u32	pad;
 	u64	gpus;		/* the GPUs it feeds */
 	/* Out: */
 	u64	known_gpus;	/* GPUs the thread itself was seen to use */

@@ -15,6 +15,7 @@ struct task_ctx {
 	u64	gpus;			/* bit g: seen to use GPU g */
 	u64	feeder_until;		/* evidence holds until then; a feeder while now < feeder_until */
 	u64	doorbell_until;		/* it may submit without system calls: see may_ring() */
+	u64	barred_until;		/* its cgroup's owner says that it is no feeder and no supplier */
 	u64	relay_until;		/* a kthread that a GPU's interrupt woke: until then it passes that on */
 	u64	relay_gpus;
 	u64	signed_at;		/* the last of these signs: */

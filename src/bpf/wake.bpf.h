@@ -51,7 +51,7 @@ static void note_supply(struct task_ctx *waker, struct task_ctx *tctx, bool of_f
 {
 	u32 depth = of_feeder ? 1 : tctx->depth + 1, rate;
 
-	if (depth > STOKER_MAX_DEPTH || is_feeder(waker, now))
+	if (depth > STOKER_MAX_DEPTH || is_feeder(waker, now) || time_before(now, waker->barred_until))
 		return;
 	rate = rate_add(&waker->supplies, now);
 	if (rate < SUPPLIER_RATE || rate * SUPPLIER_SHARE < tctx->wakes.count)

@@ -6,7 +6,8 @@ use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as IOCTL, stoker_evidence_STOKER_EV_IRQ as IRQ,
     stoker_evidence_STOKER_EV_MMAP as MMAP, stoker_evidence_STOKER_EV_OPEN as OPEN,
     stoker_evidence_STOKER_EV_PROCESS as PROCESS, stoker_evidence_STOKER_EV_WAKE as WAKE,
-    stoker_role_STOKER_FEEDER as FEEDER, stoker_role_STOKER_SUPPLIER as SUPPLIER, stoker_thread,
+    stoker_evidence_STOKER_EV_WORD as WORD, stoker_role_STOKER_FEEDER as FEEDER,
+    stoker_role_STOKER_SUPPLIER as SUPPLIER, stoker_thread,
 };
 
 /// What a thread is to a GPU.
@@ -44,8 +45,15 @@ pub struct Thread {
 
 impl From<&stoker_thread> for Thread {
     fn from(thread: &stoker_thread) -> Self {
-        let names =
-            [(OPEN, "open"), (MMAP, "mmap"), (IOCTL, "ioctl"), (PROCESS, "process"), (IRQ, "irq"), (WAKE, "wake")];
+        let names = [
+            (OPEN, "open"),
+            (MMAP, "mmap"),
+            (IOCTL, "ioctl"),
+            (PROCESS, "process"),
+            (IRQ, "irq"),
+            (WAKE, "wake"),
+            (WORD, "word"),
+        ];
         let comm: Vec<u8> = thread.comm.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
         Self {
             tid: thread.tid,

@@ -17,7 +17,11 @@ pub use layout::{Layout, dev_t};
 pub use options::Options;
 pub use run::{run, shutdown_flag};
 
-use crate::bpf_intf::{stoker_process, stoker_thread, stoker_thread_report};
+use crate::bpf_intf::{
+    stoker_evidence_STOKER_EV_WORD as EV_WORD, stoker_process, stoker_thread, stoker_thread_report,
+    stoker_word_STOKER_WORD_FEEDER as WORD_FEEDER, stoker_word_STOKER_WORD_NONE as WORD_NONE,
+    stoker_word_STOKER_WORD_ORDINARY as WORD_ORDINARY,
+};
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::machine::Machine;
 
@@ -164,7 +168,7 @@ impl<'a> Scheduler<'a> {
     /// # Errors
     /// The BPF side could not be asked.
     pub fn thread_use(&self, tid: u32) -> Result<Option<ThreadUse>> {
-        let report = self.exchange(tid, ThreadUse { evidence: 0, gpus: 0 })?;
+        let report = self.exchange(tid, ThreadUse { evidence: 0, gpus: 0 }, WORD_NONE)?;
         Ok((report.ret == 0).then_some(ThreadUse { evidence: report.known_evidence, gpus: report.known_gpus }))
     }
 
@@ -173,13 +177,25 @@ impl<'a> Scheduler<'a> {
     /// # Errors
     /// The BPF side could not be told. That the thread is gone is no error.
     pub fn report_thread(&self, tid: u32, used: ThreadUse) -> Result<()> {
-        self.exchange(tid, used).map(|_| ())
+        self.exchange(tid, used, WORD_NONE).map(|_| ())
     }
 
-    fn exchange(&self, tid: u32, used: ThreadUse) -> Result<stoker_thread_report> {
+    /// Makes a thread a feeder of GPUs, given as bits, or lets it be none, whatever it does. It must be said again within
+    /// the time that evidence holds.
+    ///
+    /// # Errors
+    /// The BPF side could not be told. That the thread is gone is no error.
+    pub fn name_thread(&self, tid: u32, feeds: Option<u64>) -> Result<()> {
+        let (gpus, word) = feeds.map_or((0, WORD_ORDINARY), |gpus| (gpus, WORD_FEEDER));
+        self.exchange(tid, ThreadUse { evidence: EV_WORD, gpus }, word).map(|_| ())
+    }
+
+    fn exchange(&self, tid: u32, used: ThreadUse, word: u32) -> Result<stoker_thread_report> {
         let mut report = stoker_thread_report {
             tid: tid as i32,
             evidence: used.evidence,
+            word,
+            pad: 0,
             gpus: used.gpus,
             known_gpus: 0,
             known_evidence: 0,

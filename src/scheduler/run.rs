@@ -47,7 +47,7 @@ pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &At
         let mut scheduler = Scheduler::start(options, &machine, &mut object)?;
         log::info!("scx_stoker schedules this machine now");
         let processes = nvml.as_ref().map(|nvml| NvmlProcesses::new(nvml, &machine));
-        let workload = Workload::new(scheduler.layout(), processes);
+        let workload = Workload::new(scheduler.layout(), &machine, processes);
         let ended = tend(&mut scheduler, workload, &machine, &server, &watch, is_verbose, shutdown);
         let exit = scheduler.stop()?;
         match ended? {

@@ -4,6 +4,7 @@
 mod nvml;
 mod process;
 mod watch;
+mod word;
 
 use std::collections::BTreeMap;
 
@@ -12,9 +13,15 @@ use anyhow::Result;
 pub use nvml::NvmlProcesses;
 pub use watch::GpuWatch;
 
-use crate::bpf_intf::{stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS};
+use crate::bpf_intf::{
+    stoker_evidence_STOKER_EV_IOCTL as EV_IOCTL, stoker_evidence_STOKER_EV_IRQ as EV_IRQ,
+    stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_OPEN as EV_OPEN,
+    stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
+};
+use crate::machine::Machine;
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
 use process::{Process, Reader};
+use word::Words;
 
 /// Refreshes between two readings of a process's open files.
 const FILES_EVERY: u32 = 5;
@@ -26,6 +33,7 @@ pub struct Workload<'a> {
     devices: BTreeMap<u32, u64>,
     reader: Reader,
     processes: BTreeMap<u32, Known>,
+    words: Words,
     refreshes: u32,
 }
 
@@ -39,12 +47,13 @@ struct Known {
 
 impl<'a> Workload<'a> {
     /// Looks at all processes once, for files opened before this.
-    pub fn new(layout: &Layout, nvml: Option<NvmlProcesses<'a>>) -> Self {
+    pub fn new(layout: &Layout, machine: &Machine, nvml: Option<NvmlProcesses<'a>>) -> Self {
         let mut workload = Self {
             nvml,
             devices: layout.devices.clone(),
             reader: Reader::new("/proc"),
             processes: BTreeMap::new(),
+            words: Words::new(machine),
             refreshes: 0,
         };
         workload.look_through_proc();
@@ -117,7 +126,11 @@ impl<'a> Workload<'a> {
                 report_threads(scheduler, &self.reader, &known.process, gpus)?;
             }
         }
-        Ok(())
+        // Last, so that the explicit word wins.
+        if reads_files {
+            self.words.read();
+        }
+        self.words.apply(scheduler, &self.reader, |pid| self.processes.get(&pid).map_or(0, |known| known.gpus))
     }
 }
 
@@ -128,7 +141,7 @@ fn report_threads(scheduler: &Scheduler, reader: &Reader, process: &Process, gpu
     let mut seen = false;
     for tid in reader.threads(process) {
         let Some(used) = scheduler.thread_use(tid)? else { continue };
-        let own = used.evidence & !EV_PROCESS;
+        let own = used.evidence & (EV_OPEN | EV_MMAP | EV_IOCTL | EV_IRQ);
         seen |= own != 0;
         if own & EV_MMAP != 0 {
             scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: gpus & used.gpus })?;

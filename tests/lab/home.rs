@@ -121,7 +121,7 @@ fn a_gpu_of_unknown_home_is_said_to_be_and_its_feeder_is_not_moved() {
         let mut counters = stoker.counters();
         for cpu in [1, 2] {
             let path = node.clone();
-            let ticker = Ticker::start(cpu, move || Device::use_by_ioctl(&path));
+            let ticker = Ticker::start(cpu, move || Device::use_by_mmap(&path));
             sleep(Duration::from_millis(1500));
             let cpus = ticker.stop();
             let gpu = counters.of_home("");

@@ -18,4 +18,5 @@ mod load;
 mod probe;
 mod smoke;
 mod stoker;
+mod word;
 mod zoo;

@@ -1,0 +1,74 @@
+//! What a cgroup's owner says of its tasks wins over what they do.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use scx_stoker::metrics::{Role, Thread, ask_threads};
+
+use crate::guest::{lab, within};
+use crate::probe::{Process, home_of, render_nodes};
+use crate::stoker::with_shared;
+
+/// A cgroup of the test's. Removed when dropped, which takes that its processes have ended.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str, words: &[(&str, &str)]) -> Self {
+        let path = PathBuf::from("/sys/fs/cgroup").join(name);
+        fs::create_dir(&path).unwrap();
+        let target = CString::new(path.to_str().unwrap()).unwrap();
+        for (attribute, value) in words {
+            let name = CString::new(*attribute).unwrap();
+            // SAFETY: the strings live through the call, and the length is the value's.
+            let set = unsafe { libc::setxattr(target.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+            assert_eq!(set, 0, "{attribute}: {}", std::io::Error::last_os_error());
+        }
+        Self(path)
+    }
+
+    fn take(&self, process: &Process) {
+        fs::write(self.0.join("cgroup.procs"), process.pid().to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A process that was killed just now may take a moment to be gone.
+        within(5.0, || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+fn thread(pid: i32) -> Option<Thread> {
+    ask_threads().unwrap().into_iter().find(|thread| thread.pid == pid as u32)
+}
+
+#[test]
+fn the_word_of_a_cgroups_owner_makes_a_feeder_and_keeps_from_being_one() {
+    let _lab = lab();
+    with_shared(|_| {
+        let node = render_nodes("pci").remove(0);
+        // Indexes follow PCI order, and so do the nodes' homes in the lab.
+        let gpu = if home_of(&node) == "0-1" { 0 } else { 1 };
+        let index = gpu.to_string();
+        let said = Group::new("lab_said", &[("user.stoker.feeder", "yes"), ("user.stoker.gpu", &index)]);
+        let barred = Group::new("lab_barred", &[("user.stoker.feeder", "no")]);
+        let ticks = Process::fork(None);
+        let feeds = Process::fork(Some(&node));
+        let plain = Process::fork(Some(&node));
+
+        let is_feeder = |process: &Process| thread(process.pid()).is_some_and(|thread| thread.role == Role::Feeder);
+        assert!(within(5.0, || is_feeder(&feeds) && is_feeder(&plain)), "both map the GPU and wake often");
+        assert!(!is_feeder(&ticks), "nothing was said of it yet");
+        said.take(&ticks);
+        barred.take(&feeds);
+        // Cgroups are looked at every five seconds.
+        assert!(within(15.0, || is_feeder(&ticks) && !is_feeder(&feeds)), "the word does not hold");
+        let named = thread(ticks.pid()).unwrap();
+        assert_eq!((named.gpu, named.evidence.as_slice()), (gpu, ["word".to_string()].as_slice()));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!is_feeder(&feeds) && is_feeder(&plain), "signs count for the one that is not barred only");
+        drop((ticks, feeds, plain));
+    });
+}
