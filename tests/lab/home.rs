@@ -126,7 +126,9 @@ fn a_gpu_of_unknown_home_is_said_to_be_and_its_feeder_is_not_moved() {
             let cpus = ticker.stop();
             let gpu = counters.of_home("");
             assert!(gpu.wakeups > 100, "its feeder is one: {gpu:?}");
-            assert_eq!((gpu.spills(), gpu.displacements, gpu.displacements_away), (0, 0, 0), "{gpu:?}");
+            assert_eq!((gpu.spills(), gpu.displacements_away), (0, 0), "{gpu:?}");
+            // CPUs are idle nearly always, and nearly always found so.
+            assert!(gpu.displacements * 20 <= gpu.wakeups, "{gpu:?}");
             // On its node, that is: its CPU may be busy at times.
             let there: u32 = cpus.iter().filter(|(seen, _)| *seen / 2 == cpu / 2).map(|(_, times)| times).sum();
             let all: u32 = cpus.values().sum();
