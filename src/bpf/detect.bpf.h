@@ -248,15 +248,11 @@ int BPF_PROG(stoker_mmap_file, struct file *file)
 SEC("syscall")
 int expire_evidence(void *ctx)
 {
-	u32 domain;
-
 	/* With time for a thread that was a feeder a moment ago to get where it was going. */
 	if (!time_after(scx_bpf_now(), gpus_used_until + NSEC_PER_SEC))
 		return 0;
-	bpf_for(domain, 0, nr_domains)
-		if (domain_ctx_of(domain)->nr_waiting)
-			return 0;
-	gpus_in_use = false;
+	if (!feeders_waiting)
+		gpus_in_use = false;
 	return 0;
 }
 

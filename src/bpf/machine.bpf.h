@@ -65,6 +65,8 @@ struct gpu_ctx {
 struct cpu_ctx cpu_ctxs[STOKER_MAX_CPUS];
 struct llc_ctx llc_ctxs[STOKER_MAX_LLCS];
 struct domain_ctx domain_ctxs[STOKER_MAX_DOMAINS];
+/* The sum of their nr_waiting: while it is 0, no CPU looks at any of them. */
+u32 feeders_waiting;
 struct gpu_ctx gpu_ctxs[STOKER_MAX_GPUS];
 
 /* The home CPUs of each domain, for the kernel's own idle-CPU search. */

@@ -220,6 +220,7 @@ static void enqueue_at_home(struct task_struct *p, struct task_ctx *tctx, u64 en
 	 * task is out again. So a look that comes too early finds the queue empty, but never the counter wrong.
 	 */
 	__sync_fetch_and_add(&domain_ctx_of(tctx->domain)->nr_waiting, 1);
+	__sync_fetch_and_add(&feeders_waiting, 1);
 	scx_bpf_dsq_insert(p, feeder_queue(tctx->domain), feeder_slice_ns, enq_flags);
 }
 
@@ -229,6 +230,7 @@ static __always_inline bool left_feeder_queue(struct task_ctx *tctx)
 	if (tctx->queued_domain == STOKER_NO_DOMAIN)
 		return false;
 	__sync_fetch_and_add(&domain_ctx_of(tctx->queued_domain)->nr_waiting, -1);
+	__sync_fetch_and_add(&feeders_waiting, -1);
 	tctx->queued_domain = STOKER_NO_DOMAIN;
 	return true;
 }
@@ -253,6 +255,8 @@ static bool dispatch_feeder(u64 domains)
 {
 	u32 domain;
 
+	if (!feeders_waiting)
+		return false;
 	bpf_for(domain, 0, nr_domains)
 		if (domains & (1ULL << (domain % 64)) && domain_ctx_of(domain)->nr_waiting &&
 		    pull(feeder_queue(domain)))

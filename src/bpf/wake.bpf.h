@@ -72,6 +72,9 @@ static void note_wake(struct task_struct *p, struct task_ctx *tctx, u64 now)
 	bool feeds = is_feeder(tctx, now), supplies = is_supplier(tctx, now);
 	struct task_ctx *waker;
 
+	/* Nothing can come of most wake-ups. */
+	if (!feeds && !supplies && !tctx->gpus && !irq_gpus && !(current->flags & PF_KTHREAD))
+		return;
 	if (feeds || supplies)
 		rate_add(&tctx->wakes, now);
 	if (in_interrupt()) {
@@ -81,8 +84,6 @@ static void note_wake(struct task_struct *p, struct task_ctx *tctx, u64 now)
 			note_sign(tctx, tctx->gpu, 0, now);
 		return;
 	}
-	if (!feeds && !supplies && !(current->flags & PF_KTHREAD))
-		return;
 	waker = task_ctx_of(current);
 	if (!waker)
 		return;
