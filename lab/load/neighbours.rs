@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
 
-use crate::shared::{Control, Slot};
+use crate::shared::{Control, Slot, Window};
 use crate::sys::{now_ns, sleep_until};
 use crate::work::{Sequence, UNITS_PER_MS, work};
 
@@ -35,14 +35,20 @@ pub fn bursty(control: &Control, slot: &Slot, index: usize) {
         let units = sequence.between(UNITS_PER_MS / 5, UNITS_PER_MS);
         work(units);
         let now = now_ns();
-        slot.note_seen(now, window);
-        if window.holds(now) {
-            slot.units.fetch_add(units, Relaxed);
-            slot.steps.fetch_add(1, Relaxed);
-        } else if now >= window.end_ns {
+        note_run(slot, units, now, window);
+        if now >= window.end_ns {
             return;
         }
         sleep_until(now + sequence.between(500_000, 2_000_000));
+    }
+}
+
+/// Counts a run of `units` units of work that ended at `now`, if that counts.
+fn note_run(slot: &Slot, units: u64, now: u64, window: Window) {
+    slot.note_seen(now, window);
+    if window.holds(now) {
+        slot.units.fetch_add(units, Relaxed);
+        slot.steps.fetch_add(1, Relaxed);
     }
 }
 
@@ -59,11 +65,8 @@ pub fn loader(control: &Control, slot: &Slot, units: u64, mut pipe: PipeWriter) 
     loop {
         work(units);
         let now = now_ns();
-        slot.note_seen(now, window);
-        if window.holds(now) {
-            slot.units.fetch_add(units, Relaxed);
-            slot.steps.fetch_add(1, Relaxed);
-        } else if now >= window.end_ns {
+        note_run(slot, units, now, window);
+        if now >= window.end_ns {
             return Ok(());
         }
         match pipe.write_all(&batch) {

@@ -116,6 +116,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	/* Its user tied it elsewhere, or nobody knows where its GPU is. */
 	if (!goes_home && home)
 		count_spill(tctx, STOKER_SPILL_AFFINITY);
+	/* Without a home it does not go there; the verifier must be told. */
 	if (!goes_home || !home)
 		home = p->cpus_ptr;
 
@@ -223,7 +224,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 		return;
 	}
 
-	/* With one CPU, or none at home, it has nowhere to go but where it is. */
+	/* With one CPU, or none at home, it has nowhere to go but where it is. (The first test is for the verifier.) */
 	if (!home || is_pinned(p) || !reaches_home(p, tctx->domain)) {
 		u64 preempt;
 
