@@ -1,8 +1,9 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{ThreadsArgs, TopologyArgs};
 use crate::scheduler::Options;
@@ -36,6 +37,11 @@ pub struct RunArgs {
     /// Options that the BPF side gets.
     pub scheduler: Options,
 
+    /// Configuration file: these options and rules about threads; what the command line says wins
+    /// [default: /etc/scx_stoker.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Print a status line every second
     #[arg(short, long)]
     pub verbose: bool,
@@ -53,10 +59,36 @@ pub struct RunArgs {
     pub nccl_topo: Option<PathBuf>,
 }
 
+impl Cli {
+    /// The command line (with the program's name first) on top of options that are said elsewhere in the same words.
+    ///
+    /// # Errors
+    /// One of them is not understood.
+    pub fn over(options: &[String], line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let mut line = line.into_iter();
+        let words = line.next().into_iter().chain(options.iter().map(OsString::from)).chain(line);
+        Self::from_arg_matches(&Self::command().args_override_self(true).try_get_matches_from(words)?)
+    }
+}
+
 fn seconds(text: &str) -> Result<std::time::Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
     if !(0.01..=86_400.0).contains(&seconds) {
         return Err("must be from 0.01 to 86400 seconds".to_string());
     }
     Ok(std::time::Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_wins_over_the_file_and_the_file_over_the_default() {
+        let file = ["--feeder-cap=50".to_string(), "--slice-us=1000".to_string(), "--verbose".to_string()];
+        let line = ["scx_stoker", "--feeder-cap", "60"].map(OsString::from);
+        let RunArgs { scheduler, verbose, .. } = Cli::over(&file, line).unwrap().run;
+        assert_eq!((scheduler.feeder_cap, scheduler.slice_us, scheduler.home_wait_us), (60, 1000, 500));
+        assert!(verbose);
+    }
 }

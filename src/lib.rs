@@ -8,6 +8,7 @@ pub mod bpf_skel;
 pub mod cgroup;
 pub mod cli;
 pub mod commands;
+pub mod config;
 pub mod machine;
 pub mod metrics;
 pub mod scheduler;

@@ -260,8 +260,8 @@ int expire_evidence(void *ctx)
  * User space reports what it found of a thread, and learns what the thread was
  * seen to do. A thread with evidence of its own keeps its own GPU among those
  * reported; one without gets the first of them. What is reported makes no
- * feeder, unless it is its cgroup owner's word: it says that the thread may
- * submit without system calls.
+ * feeder, unless it is a person's word: it says that the thread may submit
+ * without system calls.
  */
 SEC("syscall")
 int report_thread(struct stoker_thread_report *report)

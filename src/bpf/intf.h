@@ -43,10 +43,10 @@ enum stoker_evidence {
 	STOKER_EV_PROCESS	= 1 << 3, /* its process uses the GPU; nothing is known of the thread */
 	STOKER_EV_IRQ		= 1 << 4, /* woken from the GPU's interrupt */
 	STOKER_EV_WAKE		= 1 << 5, /* wakes feeders, or suppliers, often */
-	STOKER_EV_WORD		= 1 << 6, /* its cgroup's owner says so */
+	STOKER_EV_WORD		= 1 << 6, /* its cgroup's owner says so, or the configuration file */
 };
 
-/* What the owner of a thread's cgroup says of it. */
+/* What a person says of a thread: the owner of its cgroup, or the configuration file. */
 enum stoker_word {
 	STOKER_WORD_NONE,
 	STOKER_WORD_FEEDER,	/* it is a feeder */

@@ -2,17 +2,20 @@
 
 use anyhow::Result;
 
-use crate::cli::RunArgs;
+use crate::cli::{Cli, RunArgs};
+use crate::config::Config;
 use crate::machine::Sources;
 use crate::{metrics, scheduler};
 
 /// # Errors
-/// Why the scheduler could not start or was ended; for `--monitor` why the connection failed.
+/// What is wrong with the configuration file. Why the scheduler could not start or was ended; for `--monitor` why the connection failed.
 pub fn run(args: &RunArgs) -> Result<()> {
     let shutdown = scheduler::shutdown_flag()?;
     if let Some(interval) = args.monitor {
         return metrics::monitor(interval, &shutdown);
     }
+    let config = Config::read(args.config.as_deref())?;
+    let args = Cli::over(&config.options, std::env::args_os())?.run;
     if let Some(interval) = args.stats {
         let shutdown = shutdown.clone();
         std::thread::spawn(move || {
@@ -22,5 +25,5 @@ pub fn run(args: &RunArgs) -> Result<()> {
         });
     }
     let sources = Sources { nccl_topo: args.nccl_topo.clone(), ..Sources::default() };
-    scheduler::run(&args.scheduler, &sources, args.verbose, &shutdown)
+    scheduler::run(&args.scheduler, &config.rules, &sources, args.verbose, &shutdown)
 }

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{Options, Scheduler, preflight};
+use crate::config::Config;
 use crate::machine::nvml::NvmlThread;
 use crate::machine::{Home, Machine, Sources};
 use crate::metrics::{self, Counters, Request, Thread};
-use crate::workload::{GpuWatch, NvmlProcesses, Workload};
+use crate::workload::{GpuWatch, NvmlProcesses, Rule, Workload};
 
 /// How often user space looks after threads and counters.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -29,9 +30,16 @@ enum Ended {
 ///
 /// # Errors
 /// What is missing before the start, why the kernel refused it, or why it ended it.
-pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &AtomicBool) -> Result<()> {
+pub fn run(
+    options: &Options,
+    rules: &[Rule],
+    sources: &Sources,
+    is_verbose: bool,
+    shutdown: &AtomicBool,
+) -> Result<()> {
     preflight::check()?;
     let server = metrics::serve().context("could not serve the counters")?;
+    let mut has_started = false;
     loop {
         // Before discovery: what comes in between is a change.
         let watch = GpuWatch::new();
@@ -43,11 +51,17 @@ pub fn run(options: &Options, sources: &Sources, is_verbose: bool, shutdown: &At
         }
         .context("could not find out what this machine is")?;
         introduce(&machine);
+        // A GPU that goes later is no mistake of the file's.
+        match Config::check_gpus(rules, &machine) {
+            Err(gone) if has_started => log::warn!("{gone:#}. Until it is, the rule makes no feeders."),
+            checked => checked?,
+        }
+        has_started = true;
         let mut object = MaybeUninit::uninit();
         let mut scheduler = Scheduler::start(options, &machine, &mut object)?;
         log::info!("scx_stoker schedules this machine now");
         let processes = nvml.as_ref().map(|nvml| NvmlProcesses::new(nvml, &machine));
-        let workload = Workload::new(scheduler.layout(), &machine, processes);
+        let workload = Workload::new(scheduler.layout(), &machine, rules, processes);
         let ended = tend(&mut scheduler, workload, &machine, &server, &watch, is_verbose, shutdown);
         let exit = scheduler.stop()?;
         match ended? {

@@ -3,6 +3,7 @@
 
 mod nvml;
 mod process;
+mod rule;
 mod watch;
 mod word;
 
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 
 pub use nvml::NvmlProcesses;
+pub use rule::Rule;
 pub use watch::GpuWatch;
 
 use crate::bpf_intf::{
@@ -33,7 +35,7 @@ pub struct Workload<'a> {
     devices: BTreeMap<u32, u64>,
     reader: Reader,
     processes: BTreeMap<u32, Known>,
-    words: Words,
+    words: Words<'a>,
     refreshes: u32,
 }
 
@@ -46,14 +48,14 @@ struct Known {
 }
 
 impl<'a> Workload<'a> {
-    /// Looks at all processes once, for files opened before this.
-    pub fn new(layout: &Layout, machine: &Machine, nvml: Option<NvmlProcesses<'a>>) -> Self {
+    /// Looks at all processes once, for files opened before this. `rules` are the configuration file's.
+    pub fn new(layout: &Layout, machine: &'a Machine, rules: &'a [Rule], nvml: Option<NvmlProcesses<'a>>) -> Self {
         let mut workload = Self {
             nvml,
             devices: layout.devices.clone(),
             reader: Reader::new("/proc"),
             processes: BTreeMap::new(),
-            words: Words::new(machine),
+            words: Words::new(machine, rules),
             refreshes: 0,
         };
         workload.look_through_proc();
@@ -128,7 +130,7 @@ impl<'a> Workload<'a> {
         }
         // Last, so that the explicit word wins.
         if reads_files {
-            self.words.read();
+            self.words.read(&self.reader);
         }
         self.words.apply(scheduler, &self.reader, |pid| self.processes.get(&pid).map_or(0, |known| known.gpus))
     }

@@ -61,6 +61,23 @@ impl Reader {
         self.numbers(self.proc.join(format!("{}/task", process.pid)))
     }
 
+    /// The name of one of its threads (`comm`).
+    pub fn name(&self, process: &Process, tid: u32) -> Option<String> {
+        let comm = fs::read(self.proc.join(format!("{}/task/{tid}/comm", process.pid))).ok()?;
+        Some(String::from_utf8_lossy(&comm).trim_end_matches('\n').to_string())
+    }
+
+    /// Its cgroup in the v2 tree, from the root on: `/system.slice/cron.service`.
+    pub fn cgroup(&self, process: &Process) -> Option<String> {
+        let groups = fs::read_to_string(self.proc.join(format!("{}/cgroup", process.pid))).ok()?;
+        groups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_string)
+    }
+
+    /// Its effective user.
+    pub fn user(&self, process: &Process) -> Option<u32> {
+        parse_user(&fs::read_to_string(self.proc.join(format!("{}/status", process.pid))).ok()?)
+    }
+
     /// The GPUs, as bits, whose devices it holds open.
     pub fn held(&self, process: &Process, devices: &BTreeMap<u32, u64>) -> u64 {
         self.open_devices(process.pid, devices).into_values().fold(0, |all, gpus| all | gpus)
@@ -106,9 +123,32 @@ fn parse_stat(pid: u32, stat: &str) -> Option<Process> {
     Some(Process { pid, parent: fields.get(1)?.parse().ok()?, start_ticks: fields.get(19)?.parse().ok()? })
 }
 
+/// The effective user from the text of /proc/PID/status.
+fn parse_user(status: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_effective_user_is_the_second_of_four() {
+        assert_eq!(parse_user("Name:\tUid: 9\nUid:\t1000\t0\t0\t0\n"), Some(0));
+        assert_eq!(parse_user("Name:\ta\n"), None);
+    }
+
+    #[test]
+    fn a_thread_is_read_with_its_own_name_and_its_process_with_user_and_cgroup() {
+        let reader = Reader::new("/proc");
+        let own = reader.process(std::process::id()).unwrap();
+        let asked = reader.process(std::process::id()).unwrap();
+        let named = std::thread::Builder::new().name("feeder 0".into());
+        let name = named.spawn(move || Reader::new("/proc").name(&asked, unsafe { libc::gettid() } as u32)).unwrap();
+        assert_eq!(name.join().unwrap().as_deref(), Some("feeder 0"));
+        assert_eq!(reader.user(&own), Some(unsafe { libc::geteuid() }));
+        assert!(reader.cgroup(&own).is_none_or(|path| path.starts_with('/')));
+    }
 
     #[test]
     fn a_command_with_spaces_and_brackets_does_not_shift_the_fields() {
