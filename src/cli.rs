@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::commands::{ThreadsArgs, TopologyArgs};
+use crate::commands::{CheckArgs, ThreadsArgs, TopologyArgs};
 use crate::scheduler::Options;
 
 /// Keeps GPUs fed: a sched_ext CPU scheduler that gives the threads that feed a GPU the CPUs next to it, at once.
@@ -28,6 +28,8 @@ pub enum Command {
     Topology(TopologyArgs),
     /// Print who feeds which GPU and who supplies them, as the running scheduler knows it
     Threads(ThreadsArgs),
+    /// Tell whether scx_stoker can run here, and what it would have to do without; changes nothing
+    Check(CheckArgs),
 }
 
 /// Options of running the scheduler.

@@ -16,7 +16,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::cgroup::Word;
 use crate::cli::RunArgs;
-use crate::machine::Machine;
+use crate::machine::{Machine, gpu_named};
 use crate::workload::Rule;
 
 /// Where the file is unless the command line names another. It need not be there.
@@ -87,7 +87,7 @@ impl Config {
     /// One is not.
     pub fn check_gpus(rules: &[Rule], machine: &Machine) -> Result<()> {
         for rule in rules {
-            if let Some(name) = rule.word.gpu.as_deref().filter(|name| machine.gpu_named(name).is_none()) {
+            if let Some(name) = rule.word.gpu.as_deref().filter(|name| gpu_named(&machine.gpus, name).is_none()) {
                 bail!(
                     "{}: '{name}' is no GPU here: name it by index, PCI address or UUID as `scx_stoker topology` shows it",
                     rule.place

@@ -10,6 +10,7 @@ fn main() -> anyhow::Result<()> {
     match &cli.command {
         Some(Command::Topology(args)) => commands::topology(args),
         Some(Command::Threads(args)) => commands::threads(args),
+        Some(Command::Check(args)) => commands::check(args),
         None => commands::run(&cli.run),
     }
 }

@@ -4,6 +4,7 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -75,15 +76,35 @@ fn read_word(dir: &Path, above: &Word, nonsense: &mut Vec<String>) -> Word {
     Word { feeder, gpu: attribute(dir, GPU).or_else(|| above.gpu.clone()) }
 }
 
+/// Whether groups take extended attributes, of which only one is read.
+///
+/// # Errors
+/// Whatever else keeps it from being read.
+pub fn takes_attributes(group: &Path) -> io::Result<bool> {
+    match read_attribute(group, FEEDER, &mut [0; 256]) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENODATA) => Ok(true),
+            Some(libc::EOPNOTSUPP) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
 /// The value of an extended attribute, without white space around it.
 fn attribute(path: &Path, name: &str) -> Option<String> {
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    let name = CString::new(name).ok()?;
-    let mut value = [0u8; 256];
-    // SAFETY: both strings end in NUL and live through the call; the length is the buffer's.
-    let len = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
-    let value = value.get(..usize::try_from(len).ok()?)?;
+    let mut value = [0; 256];
+    let length = read_attribute(path, name, &mut value).ok()?;
+    let value = value.get(..length)?;
     Some(String::from_utf8_lossy(value).trim_end_matches('\0').trim().to_string())
+}
+
+/// Reads an extended attribute and returns its length.
+fn read_attribute(path: &Path, name: &str, value: &mut [u8]) -> io::Result<usize> {
+    let (path, name) = (CString::new(path.as_os_str().as_bytes())?, CString::new(name)?);
+    // SAFETY: both strings end in NUL and live through the call; the length is the buffer's.
+    let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+    usize::try_from(length).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

@@ -51,17 +51,6 @@ pub struct Machine {
     pub notes: Vec<String>,
 }
 
-impl Machine {
-    /// The GPU that a person means by its index, PCI address or UUID.
-    pub fn gpu_named(&self, name: &str) -> Option<&Gpu> {
-        let (index, pci) = (name.parse().ok(), name.parse().ok());
-        self.gpus.iter().find(|gpu| {
-            let has_uuid = || gpu.uuid.as_ref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(name));
-            Some(gpu.index) == index || gpu.pci.is_some() && gpu.pci == pci || has_uuid()
-        })
-    }
-}
-
 /// One CPU (hardware thread).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cpu {
@@ -189,6 +178,15 @@ pub struct Gpu {
     pub mig: bool,
     /// Its MIG instances.
     pub mig_instances: Vec<MigInstance>,
+}
+
+/// The one among `gpus` that a person means by its index, PCI address or UUID.
+pub fn gpu_named<'a>(gpus: &'a [Gpu], name: &str) -> Option<&'a Gpu> {
+    let (index, pci) = (name.parse().ok(), name.parse().ok());
+    gpus.iter().find(|gpu| {
+        let has_uuid = || gpu.uuid.as_ref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(name));
+        Some(gpu.index) == index || gpu.pci.is_some() && gpu.pci == pci || has_uuid()
+    })
 }
 
 /// A part of a GPU that works as one, with its parent's home.

@@ -1,18 +1,19 @@
 //! Opens, configures, loads and attaches the BPF scheduler, and asks it what it counted.
 
+pub mod features;
 mod layout;
 mod options;
-mod preflight;
+pub mod preflight;
 mod run;
 
 use std::io::Read;
 use std::mem::MaybeUninit;
 
 use anyhow::{Context, Result, bail};
-use libbpf_rs::btf::types::{Func, Typedef};
 use libbpf_rs::{AsRawLibbpf, Iter, Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput, libbpf_sys};
-use scx_utils::{UserExitInfo, compat, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
+use scx_utils::{UserExitInfo, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
 
+use features::{Feature, Kernel};
 pub use layout::{Layout, dev_t};
 pub use options::Options;
 pub use run::{run, shutdown_flag};
@@ -243,42 +244,43 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
     Ok(())
 }
 
-/// Turns off what the running kernel has not: by looking for it, never by version. Returns whether all hooks are there.
+/// Turns off what the running kernel has not. Returns whether all hooks at device files are there.
 fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
-    let btf = libbpf_rs::btf::Btf::from_vmlinux().context("could not read the kernel's BTF")?;
-    let hooks = [
-        ("security_file_open", "threads that open a GPU", &mut skel.progs.stoker_file_open),
-        ("security_file_ioctl", "threads that submit by ioctl", &mut skel.progs.stoker_file_ioctl),
-        ("security_mmap_file", "threads that map a GPU", &mut skel.progs.stoker_mmap_file),
-    ];
-    if btf.type_by_name::<Typedef>("btf_trace_irq_handler_entry").is_none() {
-        log::warn!(
-            "this kernel cannot trace interrupts: threads that a GPU's interrupt wakes are found by what else they do only"
-        );
-        skel.progs.stoker_irq_entry.set_autoload(false);
-        skel.progs.stoker_irq_exit.set_autoload(false);
-    }
+    let kernel = Kernel::running()?;
     let mut has_all_hooks = true;
-    for (symbol, what, program) in hooks {
-        if btf.type_by_name::<Func>(symbol).is_none() {
-            log::warn!(
-                "this kernel cannot trace {symbol}: {what} are found by what their process holds open, seconds later"
-            );
-            program.set_autoload(false);
+    for feature in features::ALL.into_iter().filter(|feature| !kernel.has(*feature)) {
+        let (progs, ops) = (&mut skel.progs, skel.struct_ops.stoker_ops_mut());
+        let hook = match feature {
+            Feature::FileOpen => Some(&mut progs.stoker_file_open),
+            Feature::FileIoctl => Some(&mut progs.stoker_file_ioctl),
+            Feature::MmapFile => Some(&mut progs.stoker_mmap_file),
+            Feature::Interrupts => {
+                progs.stoker_irq_entry.set_autoload(false);
+                progs.stoker_irq_exit.set_autoload(false);
+                None
+            }
+            // The BPF side looks for it by itself.
+            Feature::Kick => None,
+            Feature::CpuRelease => {
+                ops.cpu_release = std::ptr::null_mut();
+                None
+            }
+            Feature::CpuAcquire => {
+                ops.cpu_acquire = std::ptr::null_mut();
+                None
+            }
+        };
+        if let Some(hook) = hook {
+            hook.set_autoload(false);
             has_all_hooks = false;
         }
-    }
-    if compat::malformed_scx_kfuncs().iter().any(|kfunc| kfunc == "scx_bpf_kick_cpu") {
         log::warn!(
-            "this kernel was built with a BTF in which scx_bpf_kick_cpu cannot be called: a feeder that loses its CPU waits \
-             up to an ordinary task's turn for another. A kernel built with pahole 1.26 or newer has no such wait."
+            "this kernel has no usable {}, which {}: {}. Way out: {}.",
+            feature.symbol(),
+            feature.purpose(),
+            feature.absence(),
+            feature.way_out()
         );
-    }
-    let ops = skel.struct_ops.stoker_ops_mut();
-    for (name, callback) in [("cpu_acquire", &mut ops.cpu_acquire), ("cpu_release", &mut ops.cpu_release)] {
-        if !compat::struct_has_field("sched_ext_ops", name).unwrap_or(false) {
-            *callback = std::ptr::null_mut();
-        }
     }
     Ok(has_all_hooks)
 }

@@ -51,10 +51,9 @@ pub fn run(
         }
         .context("could not find out what this machine is")?;
         introduce(&machine);
-        // A GPU that goes later is no mistake of the file's.
-        match Config::check_gpus(rules, &machine) {
-            Err(gone) if has_started => log::warn!("{gone:#}. Until it is, the rule makes no feeders."),
-            checked => checked?,
+        // That a GPU goes later is no mistake of the file's.
+        if !has_started {
+            Config::check_gpus(rules, &machine)?;
         }
         has_started = true;
         let mut object = MaybeUninit::uninit();

@@ -49,7 +49,7 @@ struct Known {
 
 impl<'a> Workload<'a> {
     /// Looks at all processes once, for files opened before this. `rules` are the configuration file's.
-    pub fn new(layout: &Layout, machine: &'a Machine, rules: &'a [Rule], nvml: Option<NvmlProcesses<'a>>) -> Self {
+    pub fn new(layout: &Layout, machine: &Machine, rules: &'a [Rule], nvml: Option<NvmlProcesses<'a>>) -> Self {
         let mut workload = Self {
             nvml,
             devices: layout.devices.clone(),

@@ -8,13 +8,13 @@ use anyhow::Result;
 use super::process::{Process, Reader};
 use super::rule::{self, Rule};
 use crate::cgroup::{self, Spoken};
-use crate::machine::Machine;
+use crate::machine::{Gpu, Machine, gpu_named};
 use crate::scheduler::Scheduler;
 
 /// What is said now.
 #[derive(Debug)]
 pub struct Words<'a> {
-    machine: &'a Machine,
+    gpus: Vec<Gpu>,
     rules: &'a [Rule],
     /// By PID.
     said: BTreeMap<u32, Said>,
@@ -43,8 +43,8 @@ enum Verdict<'a> {
 
 impl<'a> Words<'a> {
     /// Nothing is known to be said yet.
-    pub fn new(machine: &'a Machine, rules: &'a [Rule]) -> Self {
-        Self { machine, rules, said: BTreeMap::new(), told: BTreeSet::new() }
+    pub fn new(machine: &Machine, rules: &'a [Rule]) -> Self {
+        Self { gpus: machine.gpus.clone(), rules, said: BTreeMap::new(), told: BTreeSet::new() }
     }
 
     /// Reads what all cgroups say and, if there are rules, which processes they concern.
@@ -93,7 +93,7 @@ impl<'a> Words<'a> {
                 let feeds = match verdict(owner, rule) {
                     None => continue,
                     Some(Verdict::Ordinary) => None,
-                    Some(Verdict::Feeder(name)) => match gpus_of(self.machine, name, uses(pid)) {
+                    Some(Verdict::Feeder(name)) => match gpus_of(&self.gpus, name, uses(pid)) {
                         Ok(gpus) => Some(gpus),
                         Err(complaint) => {
                             complaints.push(format!("{}: {complaint}", source(owner, rule)));
@@ -137,9 +137,9 @@ fn source(owner: Option<&Spoken>, rule: Option<&Rule>) -> String {
 }
 
 /// The GPUs, as bits, of that name, or else those that the process is known to use.
-fn gpus_of(machine: &Machine, name: Option<&str>, used: u64) -> Result<u64, String> {
+fn gpus_of(gpus: &[Gpu], name: Option<&str>, used: u64) -> Result<u64, String> {
     match name {
-        Some(name) => match machine.gpu_named(name) {
+        Some(name) => match gpu_named(gpus, name) {
             Some(gpu) if gpu.index < u64::BITS => Ok(1 << gpu.index),
             _ => Err(format!("'{name}' is no GPU here: `scx_stoker topology` shows them")),
         },

@@ -8,6 +8,7 @@
 // A helper that fails fails its test; clippy's exemption covers only the test functions themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod check;
 mod detect;
 mod fair;
 mod figures;
@@ -17,6 +18,7 @@ mod hotplug;
 mod life;
 mod load;
 mod probe;
+mod rule;
 mod smoke;
 mod stoker;
 mod word;
