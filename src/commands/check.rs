@@ -269,7 +269,7 @@ fn gpus(machine: &Machine) -> Vec<Item> {
         let without: CpuSet = machine.gpus.iter().filter(|gpu| lacks(gpu)).map(|gpu| gpu.index).collect();
         match without.is_empty() {
             true => Item::there(name, all),
-            false => Item::missing(name, format!("none of GPUs {without}"), means, way_out),
+            false => Item::missing(name, format!("not of GPU {without}"), means, way_out),
         }
     };
     vec![

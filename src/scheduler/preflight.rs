@@ -209,6 +209,16 @@ mod tests {
     }
 
     #[test]
+    fn a_root_that_may_not_load_is_told_which_capabilities_it_lacks() {
+        let lacks = |capabilities| lacks(&[KERNEL, WITH_BTF], Caller { is_root: true, capabilities });
+        let status = |bits: u64| parse_capabilities(&format!("CapPrm:\t0\nCapEff:\t{bits:016x}\n")).unwrap();
+        assert!(lacks(status(1 << 21)).is_empty(), "CAP_SYS_ADMIN stands for both");
+        assert!(lacks(status(1 << 38 | 1 << 39)).is_empty());
+        assert!(lacks(status(1 << 38))[0].starts_with("this is root without CAP_BPF:"));
+        assert!(lacks(status(0))[0].contains("CAP_PERFMON and CAP_BPF"));
+    }
+
+    #[test]
     fn another_scheduler_is_named() {
         let files =
             [("sys/kernel/sched_ext/state", "enabled\n"), ("sys/kernel/sched_ext/root/ops", "rusty\n"), WITH_BTF];
