@@ -1,4 +1,5 @@
-//! NVML on its one thread, with the stand-in. One test, because it sets the environment of its process.
+//! NVML on its one thread, with the stand-in. One test at a time, because there is one such thread and because the
+//! stand-in is told what to say by the environment of this process.
 
 // A helper that fails fails its test; clippy's exemption covers only the test functions themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -6,30 +7,140 @@
 #[path = "support/stand_in.rs"]
 mod stand_in;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nvml_wrapper::enum_wrappers::device::Clock;
 use nvml_wrapper::error::NvmlError;
 use scx_stoker::machine::nvml::{Absent, NoAnswer, NvmlSource, NvmlThread};
-use serde_json::json;
+use scx_stoker::machine::{Machine, Sources};
+use scx_stoker::workload::{NvmlProcesses, Reading};
+use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What the stand-in says, which is this process's only NVML for as long as this lives.
+struct Says {
+    file: PathBuf,
+    _directory: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Says {
+    fn new(state: &Value) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("nvml.json");
+        // SAFETY: the tests here take turns, and NVML's threads, which alone read the environment, end with them.
+        unsafe { std::env::set_var("STOKER_NVML_FILE", &file) };
+        let says = Self { file, _directory: directory, _turn: turn };
+        says.now(state);
+        says
+    }
+
+    fn now(&self, state: &Value) {
+        // At once, since it may be read at any time.
+        let new = self.file.with_extension("new");
+        std::fs::write(&new, state.to_string()).unwrap();
+        std::fs::rename(&new, &self.file).unwrap();
+    }
+}
+
+fn start() -> NvmlThread {
+    NvmlThread::start(&NvmlSource::Library(stand_in::stand_in().into()), PATIENCE).unwrap()
+}
+
+/// The machine that runs this, with the GPUs that the stand-in knows: it finds them all, for they are on no bus.
+fn machine(nvml: &NvmlThread) -> Machine {
+    let machine = Machine::discover_with(&Sources::default(), Some(nvml)).unwrap();
+    let uuids: Vec<_> = machine.gpus.iter().filter_map(|gpu| gpu.uuid.as_deref()).collect();
+    assert_eq!(uuids, ["GPU-a", "GPU-b", "GPU-c"]);
+    machine
+}
+
+/// Three GPUs, of which process 100, 101, 102 uses one each.
+fn three_gpus() -> Value {
+    let gpu = |(index, name): (u32, &str)| {
+        json!({ "uuid": format!("GPU-{name}"), "pci": format!("fff{index}:11:00.0"), "minor": index,
+                "compute": [{ "pid": 100 + index }] })
+    };
+    let gpus = [(0, "a"), (1, "b"), (2, "c")].map(gpu);
+    json!({ "gpus": gpus })
+}
+
+/// GPUs by the PIDs of the processes that use them.
+fn users(reading: &Reading) -> BTreeMap<u32, u64> {
+    reading.uses.iter().map(|(&pid, used)| (pid, used.gpus)).collect()
+}
+
+#[test]
+fn a_gpu_that_hangs_is_asked_rarely_and_the_others_as_before_once_its_call_is_back() {
+    let mut state = three_gpus();
+    let says = Says::new(&state);
+    let nvml = start();
+    let mut processes = NvmlProcesses::new(&nvml, &machine(&nvml));
+    let now = Instant::now();
+    let all = processes.read(now);
+    assert_eq!((all.answered, users(&all)), (0b111, [(100, 0b001), (101, 0b010), (102, 0b100)].into()));
+
+    // The stand-in ends this process if it is called from two threads at once.
+    state["gpus"][1]["hang_ms"] = json!({ "nvmlDeviceGetComputeRunningProcesses_v3": 2000 });
+    says.now(&state);
+    let began = Instant::now();
+    let during = processes.read(now);
+    assert_eq!((during.answered, users(&during)), (0b011, [(100, 0b001)].into()), "of the third, nothing new is said");
+    let stuck = processes.read(now);
+    assert_eq!(stuck, Reading::default(), "nobody is asked while the call hangs");
+    assert!(began.elapsed() < Duration::from_millis(1800), "waited for it: {:?}", began.elapsed());
+
+    while nvml.is_stuck() {
+        assert!(began.elapsed() < PATIENCE, "the call did not come back");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let began = Instant::now();
+    let after = processes.read(now);
+    assert_eq!((after.answered, users(&after)), (0b101, [(100, 0b001), (102, 0b100)].into()));
+    assert!(began.elapsed() < Duration::from_millis(1500), "the one that hung was asked: {:?}", began.elapsed());
+
+    says.now(&three_gpus());
+    assert_eq!(processes.read(now + Duration::from_secs(59)).answered, 0b101, "it is left in peace for a minute");
+    let again = processes.read(now + Duration::from_secs(61));
+    assert_eq!((again.answered, users(&again).get(&101)), (0b111, Some(&0b010)), "it answers again");
+}
+
+#[test]
+fn an_error_of_one_gpu_is_its_own_and_a_list_that_a_gpu_lacks_is_none() {
+    let mut state = three_gpus();
+    let says = Says::new(&state);
+    let nvml = start();
+    let mut processes = NvmlProcesses::new(&nvml, &machine(&nvml));
+    let now = Instant::now();
+
+    // 3 is "not supported", 15 "GPU is lost".
+    state["gpus"][0]["errors"] =
+        json!({ "nvmlDeviceGetGraphicsRunningProcesses_v3": 3, "nvmlDeviceGetMPSComputeRunningProcesses_v3": 3 });
+    state["gpus"][1]["errors"] = json!({ "*": 15 });
+    says.now(&state);
+    let reading = processes.read(now);
+    assert_eq!((reading.answered, users(&reading)), (0b111, [(100, 0b001), (102, 0b100)].into()));
+    says.now(&three_gpus());
+    assert_eq!(users(&processes.read(now + Duration::from_secs(61))).get(&101), Some(&0b010), "it is back");
+}
+
 #[test]
 fn one_thread_answers_about_processes_and_outlives_a_hang() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("nvml.json");
     let mut state = json!({ "gpus": [
         { "name": "A", "uuid": "GPU-a", "pci": "0000:11:00.0", "busy": 90, "memory": 1000, "memory_used": 400,
           "compute": [{ "pid": 7, "used": 100 }, { "pid": 8 }], "graphics": [{ "pid": 9 }], "mps": [{ "pid": 10 }],
           "samples": [{ "pid": 7, "sm": 80, "time": 5 }] },
         { "name": "B", "uuid": "GPU-b", "pci": "10000:12:00.0", "mig": [{ "uuid": "MIG-b", "name": "1g" }] },
     ] });
-    std::fs::write(&file, state.to_string()).unwrap();
-    // SAFETY: this process has no other test, so no other thread reads the environment.
-    unsafe { std::env::set_var("STOKER_NVML_FILE", &file) };
+    let says = Says::new(&state);
     let source = NvmlSource::Library(stand_in::stand_in().into());
-    let nvml = NvmlThread::start(&source, PATIENCE).unwrap();
+    let nvml = start();
 
     let pids = nvml.ask(PATIENCE, |nvml| {
         let gpu = nvml.device_by_uuid("GPU-a")?;
@@ -61,12 +172,12 @@ fn one_thread_answers_about_processes_and_outlives_a_hang() {
     assert!(matches!(&second, Err(Absent::Broken(reason)) if reason.contains("in use")), "{second:?}");
 
     state["hang_ms"] = json!({ "nvmlDeviceGetCount_v2": 1500 });
-    std::fs::write(&file, state.to_string()).unwrap();
+    says.now(&state);
     let started = Instant::now();
     let answer = nvml.ask(Duration::from_millis(200), |nvml| nvml.device_count());
     assert_eq!(answer.unwrap_err(), NoAnswer);
     assert!(started.elapsed() < Duration::from_millis(1200), "{:?}", started.elapsed());
-    std::fs::write(&file, json!({ "gpus": [] }).to_string()).unwrap();
+    says.now(&json!({ "gpus": [] }));
     assert_eq!(nvml.ask(PATIENCE, |nvml| nvml.device_count()).unwrap().unwrap(), 0, "the thread goes on");
 
     drop(nvml);

@@ -181,9 +181,7 @@ fn ask_nvml(sources: &Sources, here: bool, has_nvidia: bool, notes: &mut Vec<Str
 fn describe_gpus(thread: &NvmlThread, sources: &Sources, notes: &mut Vec<String>) -> NvmlGpus {
     let found = nvml::gpus(thread, sources.nvml_timeout);
     notes.extend(found.faults.iter().map(|fault| {
-        format!(
-            "{fault}. What sysfs says about it is used; other GPUs are not affected. Check with `nvidia-smi` and `dmesg`."
-        )
+        format!("{fault}. For what is missing, what sysfs says is used. Check with `nvidia-smi` and `dmesg`.")
     }));
     found
 }

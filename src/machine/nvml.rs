@@ -3,7 +3,8 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ type Question = Box<dyn FnOnce(&Nvml) + Send>;
 #[derive(Debug)]
 pub struct NvmlThread {
     questions: Sender<Question>,
+    /// Questions that NVML has not answered, whether or not anybody still waits.
+    open: Arc<AtomicUsize>,
     /// Says nothing; its other end goes away when the thread has ended.
     ended: Receiver<()>,
 }
@@ -112,7 +115,7 @@ impl NvmlThread {
             .spawn(thread)
             .map_err(|error| Absent::Broken(format!("its thread could not be started: {error}")))?;
         match start.recv_timeout(timeout) {
-            Ok(Ok(())) => Ok(Self { questions, ended }),
+            Ok(Ok(())) => Ok(Self { questions, open: Arc::default(), ended }),
             Ok(Err(NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound)) if *source == NvmlSource::Auto => {
                 Err(Absent::NotThere)
             }
@@ -131,12 +134,22 @@ impl NvmlThread {
         question: impl FnOnce(&Nvml) -> T + Send + 'static,
     ) -> Result<T, NoAnswer> {
         let (reply, answer) = channel();
+        let open = Arc::clone(&self.open);
         let question = Box::new(move |nvml: &Nvml| {
+            let answer = question(nvml);
+            open.fetch_sub(1, Ordering::AcqRel);
             // Whoever asked may have given up.
-            let _ = reply.send(question(nvml));
+            let _ = reply.send(answer);
         });
+        self.open.fetch_add(1, Ordering::AcqRel);
         self.questions.send(question).map_err(|_| NoAnswer)?;
         answer.recv_timeout(timeout).map_err(|_| NoAnswer)
+    }
+
+    /// Whether a question from before still hangs in NVML, so that whoever asks now would wait behind it. There is no
+    /// way to end such a call, and another thread must not call NVML beside it.
+    pub fn is_stuck(&self) -> bool {
+        self.open.load(Ordering::Acquire) != 0
     }
 }
 
@@ -152,7 +165,7 @@ impl Drop for NvmlThread {
 }
 
 /// NVML's words for an error, with a full sentence for those that people meet.
-fn explain(error: &NvmlError) -> String {
+pub(crate) fn explain(error: &NvmlError) -> String {
     match error {
         NvmlError::DriverNotLoaded => "the NVIDIA driver is not loaded".into(),
         NvmlError::LibRmVersionMismatch => {
@@ -190,8 +203,8 @@ pub(super) struct NvmlGpus {
     pub faults: Vec<String>,
 }
 
-/// Describes every GPU that NVML knows. An error or a hang with one of them leaves the ones before it intact, an
-/// error those after it, too.
+/// Describes every GPU that NVML knows. An error with one of them leaves all others intact, and so does a hang that
+/// ends within another `timeout`; one that does not leaves those before it intact.
 pub(super) fn gpus(nvml: &NvmlThread, timeout: Duration) -> NvmlGpus {
     let mut found = NvmlGpus::default();
     let hung = |what: String| format!("NVML did not answer within {} s when asked for {what}", timeout.as_secs_f32());
@@ -214,7 +227,13 @@ pub(super) fn gpus(nvml: &NvmlThread, timeout: Duration) -> NvmlGpus {
             }
             Err(NoAnswer) => {
                 found.faults.push(hung(format!("its GPU {index}")));
-                break;
+                // Nobody may be asked while that call has not come back.
+                if index + 1 < count && nvml.ask(timeout, |_| ()).is_err() {
+                    found
+                        .faults
+                        .push(format!("NVML still hangs, so its GPUs from {} on were not asked for", index + 1));
+                    break;
+                }
             }
         }
     }

@@ -8,10 +8,11 @@ mod watch;
 mod word;
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use anyhow::Result;
 
-pub use nvml::NvmlProcesses;
+pub use nvml::{NvmlProcesses, NvmlUse, Reading};
 pub use rule::Rule;
 pub use watch::GpuWatch;
 
@@ -45,6 +46,15 @@ struct Known {
     gpus: u64,
     /// When BPF last saw it open or map one, as far as `gpus` knows of it.
     seen_ns: u64,
+    /// GPUs that NVML says it uses, as bits.
+    told: u64,
+}
+
+impl Known {
+    /// Nothing is known of it yet.
+    fn new(process: Process) -> Self {
+        Self { process, gpus: 0, seen_ns: 0, told: 0 }
+    }
 }
 
 impl<'a> Workload<'a> {
@@ -70,8 +80,7 @@ impl<'a> Workload<'a> {
         for process in self.reader.all() {
             let gpus = self.reader.held(&process, &self.devices);
             if gpus != 0 && !self.reader.has_inherited(&process, &self.devices) {
-                let known = self.processes.entry(process.pid).or_insert(Known { process, gpus, seen_ns: 0 });
-                known.gpus |= gpus;
+                self.processes.entry(process.pid).or_insert_with(|| Known::new(process)).gpus |= gpus;
             }
         }
     }
@@ -81,32 +90,8 @@ impl<'a> Workload<'a> {
     /// # Errors
     /// The BPF side could not be asked.
     pub fn refresh(&mut self, scheduler: &Scheduler) -> Result<()> {
-        for (pid, seen) in scheduler.processes() {
-            match self.reader.process(pid) {
-                Some(process) if process.has_started_at(seen.start_ns) => {
-                    let new = || Known { process: process.clone(), gpus: 0, seen_ns: 0 };
-                    let known = self.processes.entry(pid).or_insert_with(new);
-                    if known.process != process {
-                        *known = new();
-                    }
-                    // What BPF saw once holds only until the open files tell otherwise.
-                    if known.seen_ns != seen.seen_ns {
-                        known.seen_ns = seen.seen_ns;
-                        known.gpus |= seen.gpus;
-                    }
-                }
-                _ => scheduler.forget_process(pid),
-            }
-        }
-
-        // NVML speaks of this moment, so what it says is said anew at each look.
-        let told = self.nvml.as_mut().map(NvmlProcesses::read).unwrap_or_default();
-        for &pid in told.keys() {
-            if let Some(process) = self.reader.process(pid) {
-                self.processes.entry(pid).or_insert_with(|| Known { process, gpus: 0, seen_ns: 0 });
-            }
-        }
-
+        self.take_seen(scheduler);
+        self.take_told(Instant::now());
         let reads_files = self.refreshes.is_multiple_of(FILES_EVERY);
         if reads_files && !scheduler.has_all_hooks() {
             self.look_through_proc();
@@ -122,8 +107,8 @@ impl<'a> Workload<'a> {
             }
             true
         });
-        for (pid, known) in &self.processes {
-            let gpus = known.gpus | told.get(pid).unwrap_or(&0);
+        for known in self.processes.values() {
+            let gpus = known.gpus | known.told;
             if gpus != 0 {
                 report_threads(scheduler, &self.reader, &known.process, gpus)?;
             }
@@ -133,6 +118,46 @@ impl<'a> Workload<'a> {
             self.words.read(&self.reader);
         }
         self.words.apply(scheduler, &self.reader, |pid| self.processes.get(&pid).map_or(0, |known| known.gpus))
+    }
+
+    /// Takes in what BPF saw, and lets it forget processes that ended.
+    fn take_seen(&mut self, scheduler: &Scheduler) {
+        for (pid, seen) in scheduler.processes() {
+            match self.reader.process(pid) {
+                Some(process) if process.has_started_at(seen.start_ns) => {
+                    let known = self.known(process);
+                    // What BPF saw once holds only until the open files tell otherwise.
+                    if known.seen_ns != seen.seen_ns {
+                        known.seen_ns = seen.seen_ns;
+                        known.gpus |= seen.gpus;
+                    }
+                }
+                _ => scheduler.forget_process(pid),
+            }
+        }
+    }
+
+    /// Takes in what NVML says. It speaks of this moment, so what it said before of a GPU holds no more.
+    fn take_told(&mut self, now: Instant) {
+        let Some(nvml) = &mut self.nvml else { return };
+        let reading = nvml.read(now);
+        for known in self.processes.values_mut() {
+            known.told &= !reading.answered;
+        }
+        for (pid, used) in reading.uses {
+            if let Some(process) = self.reader.process(pid) {
+                self.known(process).told |= used.gpus;
+            }
+        }
+    }
+
+    /// What is known of a process; nothing of one that had its PID before.
+    fn known(&mut self, process: Process) -> &mut Known {
+        let known = self.processes.entry(process.pid).or_insert_with(|| Known::new(process.clone()));
+        if known.process != process {
+            *known = Known::new(process);
+        }
+        known
     }
 }
 
