@@ -16,7 +16,7 @@ use nvml_wrapper::enum_wrappers::device::Clock;
 use nvml_wrapper::error::NvmlError;
 use scx_stoker::machine::nvml::{Absent, NoAnswer, NvmlSource, NvmlThread};
 use scx_stoker::machine::{Machine, Sources};
-use scx_stoker::workload::{NvmlProcesses, Reading};
+use scx_stoker::workload::{NvmlProcesses, NvmlUse, Reading};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -128,6 +128,30 @@ fn an_error_of_one_gpu_is_its_own_and_a_list_that_a_gpu_lacks_is_none() {
     assert_eq!((reading.answered, users(&reading)), (0b111, [(100, 0b001), (102, 0b100)].into()));
     says.now(&three_gpus());
     assert_eq!(users(&processes.read(now + Duration::from_secs(61))).get(&101), Some(&0b010), "it is back");
+}
+
+#[test]
+fn samples_of_utilisation_tell_for_whom_a_gpu_worked_unless_clients_of_mps_hide_behind_their_server() {
+    let mut state = three_gpus();
+    state["gpus"][0]["compute"] = json!([{ "pid": 100 }, { "pid": 200 }]);
+    state["gpus"][0]["samples"] = json!([{ "pid": 100, "sm": 80, "time": 5 }, { "pid": 300, "sm": 1, "time": 6 }]);
+    state["gpus"][1]["mps"] = json!([{ "pid": 201 }]);
+    state["gpus"][2]["errors"] = json!({ "nvmlDeviceGetProcessUtilization": 3 });
+    let says = Says::new(&state);
+    let nvml = start();
+    let mut processes = NvmlProcesses::new(&nvml, &machine(&nvml));
+    let used = |gpus, judged, worked| NvmlUse { gpus, judged, worked };
+    let first = processes.read(Instant::now());
+    let rest = [(101, used(0b010, 0, 0)), (102, used(0b100, 0, 0)), (201, used(0b010, 0, 0))];
+    let expected = [(100, used(0b001, 0b001, 0b001)), (200, used(0b001, 0b001, 0))].into_iter().chain(rest);
+    assert_eq!(first.uses, expected.collect());
+
+    let second = processes.read(Instant::now());
+    assert_eq!(second.uses[&100], used(0b001, 0b001, 0), "that sample was seen before");
+    state["gpus"][0]["samples"] = json!([{ "pid": 100, "sm": 80, "time": 5 }, { "pid": 200, "sm": 1, "time": 7 }]);
+    says.now(&state);
+    let third = processes.read(Instant::now());
+    assert_eq!((third.uses[&100].worked, third.uses[&200].worked), (0, 0b001));
 }
 
 #[test]

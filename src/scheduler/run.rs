@@ -60,7 +60,8 @@ pub fn run(
         let mut scheduler = Scheduler::start(options, &machine, &mut object)?;
         log::info!("scx_stoker schedules this machine now");
         let processes = nvml.as_ref().map(|nvml| NvmlProcesses::new(nvml, &machine));
-        let workload = Workload::new(scheduler.layout(), &machine, rules, processes);
+        let evidence_ttl = Duration::from_secs(options.evidence_s);
+        let workload = Workload::new(scheduler.layout(), &machine, rules, processes, evidence_ttl);
         let ended = tend(&mut scheduler, workload, &machine, &server, &watch, is_verbose, shutdown);
         let exit = scheduler.stop()?;
         match ended? {

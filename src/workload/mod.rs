@@ -1,6 +1,8 @@
 //! Who uses which GPU, seen from user space: what happened before the scheduler started, and threads that submit
 //! without system calls. BPF sees the rest by itself.
 
+mod activity;
+mod fdinfo;
 mod nvml;
 mod process;
 mod rule;
@@ -8,7 +10,7 @@ mod watch;
 mod word;
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -23,6 +25,8 @@ use crate::bpf_intf::{
 };
 use crate::machine::Machine;
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
+use activity::Activity;
+use fdinfo::{CountingDrivers, Engines};
 use process::{Process, Reader};
 use word::Words;
 
@@ -37,6 +41,9 @@ pub struct Workload<'a> {
     reader: Reader,
     processes: BTreeMap<u32, Known>,
     words: Words<'a>,
+    drivers: CountingDrivers,
+    /// How long evidence of GPU work holds.
+    evidence_ttl: Duration,
     refreshes: u32,
 }
 
@@ -48,24 +55,49 @@ struct Known {
     seen_ns: u64,
     /// GPUs that NVML says it uses, as bits.
     told: u64,
+    engines: Engines,
+    by_engines: Activity,
+    by_nvml: Activity,
 }
 
 impl Known {
     /// Nothing is known of it yet.
     fn new(process: Process) -> Self {
-        Self { process, gpus: 0, seen_ns: 0, told: 0 }
+        Self {
+            process,
+            gpus: 0,
+            seen_ns: 0,
+            told: 0,
+            engines: Engines::default(),
+            by_engines: Activity::default(),
+            by_nvml: Activity::default(),
+        }
+    }
+
+    /// GPUs that may work for it, as bits.
+    fn feeds(&self, ttl: Duration, now: Instant) -> u64 {
+        self.by_nvml.working(self.by_engines.working(self.gpus | self.told, ttl, now), ttl, now)
     }
 }
 
 impl<'a> Workload<'a> {
-    /// Looks at all processes once, for files opened before this. `rules` are the configuration file's.
-    pub fn new(layout: &Layout, machine: &Machine, rules: &'a [Rule], nvml: Option<NvmlProcesses<'a>>) -> Self {
+    /// Looks at all processes once, for files opened before this. `rules` are the configuration file's, `evidence_ttl` is
+    /// how long evidence of GPU work holds.
+    pub fn new(
+        layout: &Layout,
+        machine: &Machine,
+        rules: &'a [Rule],
+        nvml: Option<NvmlProcesses<'a>>,
+        evidence_ttl: Duration,
+    ) -> Self {
         let mut workload = Self {
             nvml,
             devices: layout.devices.clone(),
             reader: Reader::new("/proc"),
             processes: BTreeMap::new(),
             words: Words::new(machine, rules),
+            drivers: CountingDrivers::default(),
+            evidence_ttl,
             refreshes: 0,
         };
         workload.look_through_proc();
@@ -90,25 +122,20 @@ impl<'a> Workload<'a> {
     /// # Errors
     /// The BPF side could not be asked.
     pub fn refresh(&mut self, scheduler: &Scheduler) -> Result<()> {
+        let now = Instant::now();
         self.take_seen(scheduler);
-        self.take_told(Instant::now());
+        self.take_told(now);
         let reads_files = self.refreshes.is_multiple_of(FILES_EVERY);
         if reads_files && !scheduler.has_all_hooks() {
             self.look_through_proc();
         }
         self.refreshes = self.refreshes.wrapping_add(1);
-        let (reader, devices) = (&self.reader, &self.devices);
-        self.processes.retain(|&pid, known| {
-            if reader.process(pid).as_ref() != Some(&known.process) {
-                return false;
-            }
-            if reads_files {
-                known.gpus = reader.held(&known.process, devices);
-            }
-            true
-        });
+        self.processes.retain(|&pid, known| self.reader.process(pid).as_ref() == Some(&known.process));
+        if reads_files {
+            self.read_files(now);
+        }
         for known in self.processes.values() {
-            let gpus = known.gpus | known.told;
+            let gpus = known.feeds(self.evidence_ttl, now);
             if gpus != 0 {
                 report_threads(scheduler, &self.reader, &known.process, gpus)?;
             }
@@ -117,7 +144,22 @@ impl<'a> Workload<'a> {
         if reads_files {
             self.words.read(&self.reader);
         }
-        self.words.apply(scheduler, &self.reader, |pid| self.processes.get(&pid).map_or(0, |known| known.gpus))
+        self.words.apply(scheduler, &self.reader, |pid| {
+            self.processes.get(&pid).map_or(0, |known| match known.feeds(self.evidence_ttl, now) {
+                0 => known.gpus,
+                gpus => gpus,
+            })
+        })
+    }
+
+    /// Reads what the known processes hold open, and what engines did for them.
+    fn read_files(&mut self, now: Instant) {
+        for known in self.processes.values_mut() {
+            let files = self.reader.gpu_files(&known.process, &self.devices);
+            known.gpus = files.iter().fold(0, |all, (gpus, _)| all | gpus);
+            let (told, worked) = known.engines.look(&files, &mut self.drivers);
+            known.by_engines.note(u64::MAX, told, worked, now);
+        }
     }
 
     /// Takes in what BPF saw, and lets it forget processes that ended.
@@ -143,6 +185,8 @@ impl<'a> Workload<'a> {
         let reading = nvml.read(now);
         for known in self.processes.values_mut() {
             known.told &= !reading.answered;
+            let used = reading.uses.get(&known.process.pid).copied().unwrap_or_default();
+            known.by_nvml.note(reading.answered, used.judged, used.worked, now);
         }
         for (pid, used) in reading.uses {
             if let Some(process) = self.reader.process(pid) {

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::BufReader;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use super::fdinfo::{self, OpenFile};
 use crate::scheduler::dev_t;
 
 /// `KCMP_FILE` of kcmp(2).
@@ -81,6 +83,13 @@ impl Reader {
     /// The GPUs, as bits, whose devices it holds open.
     pub fn held(&self, process: &Process, devices: &BTreeMap<u32, u64>) -> u64 {
         self.open_devices(process.pid, devices).into_values().fold(0, |all, gpus| all | gpus)
+    }
+
+    /// The GPU files that it holds open, with what their driver counts for them.
+    pub fn gpu_files(&self, process: &Process, devices: &BTreeMap<u32, u64>) -> Vec<OpenFile> {
+        let info = self.proc.join(format!("{}/fdinfo", process.pid));
+        let client = |fd: u32| fdinfo::parse(BufReader::new(fs::File::open(info.join(fd.to_string())).ok()?));
+        self.open_devices(process.pid, devices).into_iter().map(|(fd, gpus)| (gpus, client(fd))).collect()
     }
 
     /// Whether all GPU files it holds came from its parent by fork(2): a loader, not a user of the GPU.
@@ -162,6 +171,28 @@ mod tests {
         let process = Process { pid: 7, parent: 1, start_ticks: 100 };
         assert!(process.has_started_at(100 * tick_ns() + 1));
         assert!(!process.has_started_at(101 * tick_ns()));
+    }
+
+    #[test]
+    fn a_gpu_file_comes_with_the_counters_of_its_driver_and_files_of_other_devices_do_not_count() {
+        let root = tempfile::tempdir().unwrap();
+        let process = Process { pid: 7, parent: 1, start_ticks: 100 };
+        for (fd, device, info) in [
+            (3, "/dev/null", "pos:\t0\ndrm-driver:\ti915\ndrm-client-id:\t4\ndrm-engine-render:\t9 ns\n"),
+            (4, "/dev/full", "pos:\t0\n"),
+            (5, "/dev/zero", "pos:\t0\n"),
+        ] {
+            fs::create_dir_all(root.path().join("7/fd")).unwrap();
+            fs::create_dir_all(root.path().join("7/fdinfo")).unwrap();
+            std::os::unix::fs::symlink(device, root.path().join(format!("7/fd/{fd}"))).unwrap();
+            fs::write(root.path().join(format!("7/fdinfo/{fd}")), info).unwrap();
+        }
+        // Linux numbers them so everywhere: devices.txt of its documentation.
+        let devices = BTreeMap::from([(dev_t(1, 3), 0b01), (dev_t(1, 7), 0b10)]);
+        let engines = [("drm-engine-render".to_string(), 9)].into();
+        let client = fdinfo::Client { driver: "i915".into(), id: 4, engines };
+        let files = Reader::new(root.path()).gpu_files(&process, &devices);
+        assert_eq!(files, [(0b01, Some(client)), (0b10, None)]);
     }
 
     #[test]
