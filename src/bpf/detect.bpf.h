@@ -23,7 +23,7 @@ const volatile u64 evidence_ttl_ns = 10ULL * NSEC_PER_SEC;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, STOKER_MAX_DEVICES);
+	__uint(max_entries, STOKER_MIN_DEVICES);
 	__type(key, u32);
 	__type(value, struct stoker_device);
 } devices SEC(".maps");
@@ -39,12 +39,12 @@ struct {
 /* The GPUs of an interrupt, as bits. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, STOKER_MAX_IRQS);
+	__uint(max_entries, STOKER_MIN_IRQS);
 	__type(key, u32);
 	__type(value, u64);
 } irqs SEC(".maps");
 
-/* Processes that did not fit: user space says so, once. */
+/* Times a process did not fit: user space then looks for it in /proc. */
 u64 processes_lost;
 
 /*

@@ -23,9 +23,10 @@ enum stoker_limits {
 	STOKER_MAX_LLCS		= 128,
 	STOKER_MAX_GPUS		= 64,	/* a thread's GPUs fit in one u64 */
 	STOKER_MAX_DOMAINS	= 64,	/* likewise the domains of a CPU */
-	STOKER_MAX_DEVICES	= 1024,
-	STOKER_MAX_IRQS		= 4096,
-	STOKER_MAX_PROCESSES	= 16384,
+	/* What maps hold: user space makes them larger, or for fewer processes, as the machine needs. */
+	STOKER_MIN_DEVICES	= 1024,
+	STOKER_MIN_IRQS		= 4096,
+	STOKER_MAX_PROCESSES	= 65536,
 	STOKER_MAX_DEPTH	= 3,	/* suppliers of suppliers, and so on: the farthest that count */
 	STOKER_DELAY_BUCKETS	= 40,	/* of log2 nanoseconds: up to 18 minutes */
 };

@@ -8,6 +8,7 @@ mod run;
 
 use std::io::Read;
 use std::mem::MaybeUninit;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use libbpf_rs::{AsRawLibbpf, Iter, Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput, libbpf_sys};
@@ -19,9 +20,10 @@ pub use options::Options;
 pub use run::{run, shutdown_flag};
 
 use crate::bpf_intf::{
-    stoker_evidence_STOKER_EV_WORD as EV_WORD, stoker_process, stoker_thread, stoker_thread_report,
-    stoker_word_STOKER_WORD_FEEDER as WORD_FEEDER, stoker_word_STOKER_WORD_NONE as WORD_NONE,
-    stoker_word_STOKER_WORD_ORDINARY as WORD_ORDINARY,
+    stoker_evidence_STOKER_EV_WORD as EV_WORD, stoker_limits_STOKER_MAX_PROCESSES as MAX_PROCESSES,
+    stoker_limits_STOKER_MIN_DEVICES as MIN_DEVICES, stoker_limits_STOKER_MIN_IRQS as MIN_IRQS, stoker_process,
+    stoker_thread, stoker_thread_report, stoker_word_STOKER_WORD_FEEDER as WORD_FEEDER,
+    stoker_word_STOKER_WORD_NONE as WORD_NONE, stoker_word_STOKER_WORD_ORDINARY as WORD_ORDINARY,
 };
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::machine::Machine;
@@ -61,6 +63,7 @@ impl<'a> Scheduler<'a> {
 
         let mut skel = scx_ops_open!(builder, object, stoker_ops, None)?;
         configure(&mut skel, options, &layout)?;
+        make_room(&mut skel, &layout)?;
         let has_all_hooks = leave_out_missing(&mut skel)?;
         // The scheduler is attached below, after the hooks; libbpf would warn that the skeleton has no place for its link.
         // SAFETY: the map is open, and this only sets a flag of it.
@@ -242,6 +245,24 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
     }
     rodata.gpu_domain[..layout.gpu_domain.len()].copy_from_slice(&layout.gpu_domain);
     Ok(())
+}
+
+/// Makes the maps as large as this machine needs.
+fn make_room(skel: &mut OpenBpfSkel, layout: &Layout) -> Result<()> {
+    // As many again may come, or the scheduler starts again with more.
+    let room = |known: usize, least: u32| least.max(2 * known as u32);
+    skel.maps.devices.set_max_entries(room(layout.devices.len(), MIN_DEVICES))?;
+    skel.maps.irqs.set_max_entries(room(layout.irqs.len(), MIN_IRQS))?;
+    skel.maps.processes.set_max_entries(process_room())?;
+    Ok(())
+}
+
+/// Processes that can be there at once, as far as there is a use in noting them.
+fn process_room() -> u32 {
+    let limit = |name: &str| -> Option<u32> {
+        std::fs::read_to_string(Path::new("/proc/sys/kernel").join(name)).ok()?.trim().parse().ok()
+    };
+    ["pid_max", "threads-max"].into_iter().filter_map(limit).fold(MAX_PROCESSES, u32::min)
 }
 
 /// Turns off what the running kernel has not. Returns whether all hooks at device files are there.

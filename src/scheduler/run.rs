@@ -123,7 +123,8 @@ fn tend(
             if lost == 0 && scheduler.processes_lost() > 0 {
                 lost = scheduler.processes_lost();
                 log::warn!(
-                    "more processes use GPUs than fit: the threads of the others count only while they make system calls on a GPU"
+                    "more processes use GPUs than can be noted: the others are looked for in /proc, so that it takes some \
+                     seconds to know of them"
                 );
             }
         }

@@ -45,6 +45,8 @@ pub struct Workload<'a> {
     /// How long evidence of GPU work holds.
     evidence_ttl: Duration,
     refreshes: u32,
+    /// Processes that BPF could not note, as of the last look through /proc.
+    lost: u64,
 }
 
 struct Known {
@@ -99,6 +101,7 @@ impl<'a> Workload<'a> {
             drivers: CountingDrivers::default(),
             evidence_ttl,
             refreshes: 0,
+            lost: 0,
         };
         workload.look_through_proc();
         workload
@@ -126,8 +129,13 @@ impl<'a> Workload<'a> {
         self.take_seen(scheduler);
         self.take_told(now);
         let reads_files = self.refreshes.is_multiple_of(FILES_EVERY);
-        if reads_files && !scheduler.has_all_hooks() {
-            self.look_through_proc();
+        if reads_files {
+            // Whom BPF did not see, or had no room to note, is found as at the start.
+            let lost = scheduler.processes_lost();
+            if !scheduler.has_all_hooks() || lost != self.lost {
+                self.look_through_proc();
+            }
+            self.lost = lost;
         }
         self.refreshes = self.refreshes.wrapping_add(1);
         self.processes.retain(|&pid, known| self.reader.process(pid).as_ref() == Some(&known.process));

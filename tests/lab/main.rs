@@ -22,4 +22,5 @@ mod rule;
 mod smoke;
 mod stoker;
 mod word;
+mod workload;
 mod zoo;

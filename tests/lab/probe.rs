@@ -117,12 +117,28 @@ fn set_affinity(cpus: &[u32]) {
     }
 }
 
-/// A process that wakes a hundred times a second.
+/// A process that wakes a hundred times a second, or sleeps.
 pub struct Process(libc::pid_t);
 
 impl Process {
     /// Forks one; with `device` it first opens and maps that.
     pub fn fork(device: Option<&Path>) -> Self {
+        Self::fork_to(device, || {
+            // SAFETY: takes a number only.
+            unsafe { libc::usleep(TICK.as_micros() as libc::c_uint) };
+        })
+    }
+
+    /// Forks one that opens and maps `device` and then sleeps.
+    pub fn hold(device: &Path) -> Self {
+        Self::fork_to(Some(device), || {
+            // SAFETY: takes nothing.
+            unsafe { libc::pause() };
+        })
+    }
+
+    /// Forks one that goes on with `step` for ever, which must make system calls only.
+    fn fork_to(device: Option<&Path>, step: impl Fn()) -> Self {
         let path = device.map(|path| std::ffi::CString::new(path.to_str().unwrap()).unwrap());
         // SAFETY: the child makes system calls only; it takes no lock and allocates nothing.
         unsafe {
@@ -138,7 +154,7 @@ impl Process {
                     map(fd);
                 }
                 loop {
-                    libc::usleep(TICK.as_micros() as libc::c_uint);
+                    step();
                 }
             }
             assert!(pid > 0, "fork failed");
