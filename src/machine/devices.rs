@@ -23,7 +23,7 @@ const NVIDIA_MAJOR: u32 = 195;
 const BMC_CHIPS: [(u32, u32); 3] = [(0x1002, 0x515e), (0x1002, 0x5969), (0x1002, 0x4752)];
 
 /// A device that may be a GPU.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// PCI address, unless it is not on PCI.
     pub pci: Option<PciAddress>,
@@ -58,7 +58,7 @@ pub struct Candidate {
 }
 
 /// What was found.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// GPUs, those on PCI first, in order of address.
     pub gpus: Vec<Candidate>,
@@ -66,6 +66,22 @@ pub struct Scan {
     pub left_out: Vec<LeftOut>,
     /// Control devices, with the vendor whose GPUs they serve; [`Vendor::Other`] for VFIO.
     pub shared: Vec<(Vendor, CharDevice)>,
+}
+
+impl Scan {
+    /// Whether the GPUs are the same as in `other`, whatever devices and interrupts they have now.
+    pub fn has_the_gpus_of(&self, other: &Scan) -> bool {
+        let bare = |gpu: &Candidate| Candidate {
+            devices: Vec::new(),
+            irqs: Vec::new(),
+            // Which nodes a driver offers shows in the devices.
+            drm: false,
+            render: false,
+            accel: false,
+            ..gpu.clone()
+        };
+        self.gpus.iter().map(bare).eq(other.gpus.iter().map(bare))
+    }
 }
 
 impl Candidate {
@@ -342,6 +358,11 @@ fn add_nvidia(tree: &Tree, found: &mut Candidates) {
             candidate.devices.extend(mig_devices(tree, Path::new(&root), major, 3));
         }
     }
+}
+
+/// Whether a device is NVIDIA's device file of one GPU, which NVML numbers too.
+pub fn is_nvidia_device(device: &CharDevice) -> bool {
+    device.major == NVIDIA_MAJOR
 }
 
 /// NVIDIA's device file of the GPU with this minor number.

@@ -105,6 +105,27 @@ impl Machine {
             notes,
         })
     }
+
+    /// Takes over the device and interrupt numbers that `scan` found. It must have the same GPUs
+    /// ([`Scan::has_the_gpus_of`]).
+    pub fn renumber(&mut self, scan: &Scan) {
+        let mut elsewhere = scan.gpus.iter().filter(|candidate| candidate.pci.is_none());
+        for gpu in &mut self.gpus {
+            let candidate = match gpu.pci {
+                Some(_) => scan.gpus.iter().find(|candidate| candidate.pci == gpu.pci),
+                // Numbered in this order.
+                None => elsewhere.next(),
+            };
+            // A GPU that only NVML sees is in no scan, and stays as it is.
+            let Some(candidate) = candidate else { continue };
+            gpu.irqs.clone_from(&candidate.irqs);
+            gpu.devices.retain(devices::is_nvidia_device);
+            gpu.devices.extend(candidate.devices.iter().cloned());
+            gpu.devices.sort();
+            gpu.devices.dedup();
+        }
+        self.shared_devices = shared_devices(scan.shared.clone(), &self.gpus);
+    }
 }
 
 /// How notes name a GPU.

@@ -5,7 +5,7 @@
 //! person should know about the result is in [`Machine::notes`].
 
 mod cpuset;
-mod devices;
+pub mod devices;
 mod discover;
 mod home;
 mod hwloc;

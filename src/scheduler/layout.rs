@@ -99,6 +99,10 @@ impl Layout {
         }
         for shared in &machine.shared_devices {
             let bits = shared.gpus.iter().filter(|&&gpu| gpu < MAX_GPUS).fold(0, |bits, gpu| bits | 1 << gpu);
+            // VFIO's, where it serves other devices only.
+            if bits == 0 {
+                continue;
+            }
             *self.devices.entry(dev_t(shared.device.major, shared.device.minor)).or_default() |= bits;
         }
     }
@@ -232,12 +236,17 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_known_by_the_kernels_own_number_and_a_control_device_by_all_its_gpus() {
+    fn a_device_is_known_by_the_kernels_own_number_and_a_control_device_by_all_its_gpus_if_any() {
         let mut machine = machine(vec![gpu(0, 128, None), gpu(1, 300, None)]);
         machine.shared_devices.push(SharedDevice {
             vendor: Vendor::Amd,
             device: CharDevice { path: "/dev/kfd".into(), major: 235, minor: 0 },
             gpus: vec![0, 1],
+        });
+        machine.shared_devices.push(SharedDevice {
+            vendor: Vendor::Other,
+            device: CharDevice { path: "/dev/vfio/vfio".into(), major: 10, minor: 196 },
+            gpus: Vec::new(),
         });
         let layout = Layout::of(&machine).unwrap();
         let expected = [(226 << 20 | 128, 0b01), (226 << 20 | 300, 0b10), (235 << 20, 0b11)];

@@ -6,6 +6,7 @@ mod options;
 pub mod preflight;
 mod run;
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -69,13 +70,8 @@ impl<'a> Scheduler<'a> {
         // SAFETY: the map is open, and this only sets a flag of it.
         unsafe { libbpf_sys::bpf_map__set_autoattach(skel.maps.stoker_ops.as_libbpf_object().as_ptr(), false) };
         let mut skel = scx_ops_load!(skel, stoker_ops, uei)?;
-        for (dev, gpus) in &layout.devices {
-            let value = types::stoker_device { gpus: *gpus };
-            skel.maps.devices.update(&dev.to_ne_bytes(), bytes_of(&value), MapFlags::ANY)?;
-        }
-        for (irq, gpus) in &layout.irqs {
-            skel.maps.irqs.update(&irq.to_ne_bytes(), &gpus.to_ne_bytes(), MapFlags::ANY)?;
-        }
+        fill(&skel.maps.devices, &BTreeMap::new(), &layout.devices).context("could not say which devices are GPUs'")?;
+        fill(&skel.maps.irqs, &BTreeMap::new(), &layout.irqs).context("could not say which interrupts are GPUs'")?;
         let link = scx_ops_attach!(skel, stoker_ops)?;
         let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
         Ok(Self { skel, link: Some(link), layout, has_all_hooks, feeders })
@@ -84,6 +80,17 @@ impl<'a> Scheduler<'a> {
     /// What the BPF side indexes by.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Goes by the device and interrupt numbers of `layout` from now on, which must be of the same GPUs.
+    ///
+    /// # Errors
+    /// There is no room for them: only a scheduler that starts anew has it.
+    pub fn renumber(&mut self, layout: Layout) -> Result<()> {
+        fill(&self.skel.maps.devices, &self.layout.devices, &layout.devices)?;
+        fill(&self.skel.maps.irqs, &self.layout.irqs, &layout.irqs)?;
+        self.layout = layout;
+        Ok(())
     }
 
     /// Whether the kernel has ended the scheduler.
@@ -220,6 +227,17 @@ pub struct ThreadUse {
     pub gpus: u64,
 }
 
+/// Makes a map of GPUs as bits, by device or interrupt number, hold `new` instead of `old`.
+fn fill(map: &impl MapCore, old: &BTreeMap<u32, u64>, new: &BTreeMap<u32, u64>) -> Result<()> {
+    for (number, gpus) in new.iter().filter(|(number, gpus)| old.get(number) != Some(gpus)) {
+        map.update(&number.to_ne_bytes(), &gpus.to_ne_bytes(), MapFlags::ANY)?;
+    }
+    for number in old.keys().filter(|number| !new.contains_key(number)) {
+        map.delete(&number.to_ne_bytes())?;
+    }
+    Ok(())
+}
+
 /// Writes options and machine into the constants of the object.
 fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Result<()> {
     let Some(rodata) = skel.maps.rodata_data.as_mut() else { bail!("the BPF object has no constants to set") };
@@ -307,13 +325,9 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
 }
 
 /// A plain C struct as bytes.
-fn bytes_of<T: Copy>(value: &T) -> &[u8] {
-    // SAFETY: the types used here are C structs of integers without padding, made by bindgen or libbpf-cargo.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
-}
-
 fn bytes_of_mut<T: Copy>(value: &mut T) -> &mut [u8] {
-    // SAFETY: as above, and any bytes are a value of such a type.
+    // SAFETY: the types used here are C structs of integers without padding, made by bindgen, and any bytes are a value
+    // of such a type.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(value).cast(), size_of::<T>()) }
 }
 

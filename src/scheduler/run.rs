@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{Options, Scheduler, preflight};
+use super::{Layout, Options, Scheduler, preflight};
 use crate::config::Config;
 use crate::machine::nvml::NvmlThread;
 use crate::machine::{Home, Machine, Sources};
 use crate::metrics::{self, Counters, Request, Thread};
-use crate::workload::{GpuWatch, NvmlProcesses, Rule, Workload};
+use crate::workload::{Change, GpuWatch, NvmlProcesses, Rule, Workload};
 
 /// How often user space looks after threads and counters.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -42,10 +42,10 @@ pub fn run(
     let mut has_started = false;
     loop {
         // Before discovery: what comes in between is a change.
-        let watch = GpuWatch::new();
+        let mut watch = GpuWatch::new();
         // Without NVML, discovery says whether that matters here.
         let nvml = NvmlThread::start(&sources.nvml, sources.nvml_timeout).ok();
-        let machine = match &nvml {
+        let mut machine = match &nvml {
             Some(nvml) => Machine::discover_with(sources, Some(nvml)),
             None => Machine::discover(sources),
         }
@@ -62,7 +62,7 @@ pub fn run(
         let processes = nvml.as_ref().map(|nvml| NvmlProcesses::new(nvml, &machine));
         let evidence_ttl = Duration::from_secs(options.evidence_s);
         let workload = Workload::new(scheduler.layout(), &machine, rules, processes, evidence_ttl);
-        let ended = tend(&mut scheduler, workload, &machine, &server, &watch, is_verbose, shutdown);
+        let ended = tend(&mut scheduler, workload, &mut machine, &server, &mut watch, is_verbose, shutdown);
         let exit = scheduler.stop()?;
         match ended? {
             Ended::Asked => return Ok(()),
@@ -91,9 +91,9 @@ fn introduce(machine: &Machine) {
 fn tend(
     scheduler: &mut Scheduler,
     mut workload: Workload,
-    machine: &Machine,
+    machine: &mut Machine,
     server: &metrics::Server,
-    watch: &GpuWatch,
+    watch: &mut GpuWatch,
     is_verbose: bool,
     shutdown: &AtomicBool,
 ) -> Result<Ended> {
@@ -110,8 +110,21 @@ fn tend(
         if Instant::now() >= next {
             next = Instant::now() + INTERVAL;
             workload.refresh(scheduler)?;
-            if watch.has_changed() {
-                return Ok(Ended::MachineChanged);
+            match watch.look() {
+                Change::None => {}
+                Change::Numbers => {
+                    machine.renumber(watch.scan());
+                    let layout = Layout::of(machine)?;
+                    // Interrupts come and go with a GPU's users.
+                    if layout.devices != scheduler.layout().devices {
+                        log::info!("device files of GPUs have come or gone");
+                        workload.renumber(&layout);
+                    }
+                    if scheduler.renumber(layout).is_err() {
+                        return Ok(Ended::MachineChanged);
+                    }
+                }
+                Change::Gpus => return Ok(Ended::MachineChanged),
             }
             scheduler.next_epoch();
             if is_verbose {

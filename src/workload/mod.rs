@@ -6,6 +6,7 @@ mod fdinfo;
 mod nvml;
 mod process;
 mod rule;
+mod uevent;
 mod watch;
 mod word;
 
@@ -16,7 +17,7 @@ use anyhow::Result;
 
 pub use nvml::{NvmlProcesses, NvmlUse, Reading};
 pub use rule::Rule;
-pub use watch::GpuWatch;
+pub use watch::{Change, GpuWatch};
 
 use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as EV_IOCTL, stoker_evidence_STOKER_EV_IRQ as EV_IRQ,
@@ -105,6 +106,12 @@ impl<'a> Workload<'a> {
         };
         workload.look_through_proc();
         workload
+    }
+
+    /// Goes by other device numbers from now on, through which a process may have opened a GPU already.
+    pub fn renumber(&mut self, layout: &Layout) {
+        self.devices = layout.devices.clone();
+        self.look_through_proc();
     }
 
     /// Takes in every process that holds a GPU open.

@@ -1,6 +1,9 @@
 //! What user space finds out about processes that use GPUs.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use scx_stoker::metrics::{Role, Thread, ask_threads};
 
 use crate::guest::{lab, within};
 use crate::probe::{Process, render_nodes};
-use crate::stoker::Stoker;
+use crate::stoker::{Stoker, stop_shared};
 
 fn thread_of(process: &Process) -> Option<Thread> {
     ask_threads().unwrap().into_iter().find(|thread| thread.tid == process.pid() as u32)
@@ -29,7 +32,7 @@ fn processes_that_do_not_fit_into_the_map_are_found_in_proc() {
     }
 
     let _lab = lab();
-    crate::stoker::stop_shared();
+    stop_shared();
     let load = fs::read_to_string("/proc/loadavg").unwrap();
     let threads: usize = load.split(['/', ' ']).nth(4).unwrap().parse().unwrap();
     let room = threads + SPARE;
@@ -50,4 +53,54 @@ fn processes_that_do_not_fit_into_the_map_are_found_in_proc() {
         assert_eq!(thread.role, Role::Feeder, "{thread:?}");
     }
     stoker.stop();
+}
+
+#[test]
+fn a_device_file_that_a_gpu_gets_later_is_known_without_a_restart() {
+    const CLASS: &str = "/sys/class/drm";
+    /// Stands in for the kernel's list of DRM devices until it is dropped.
+    struct Listed;
+    impl Drop for Listed {
+        fn drop(&mut self) {
+            run("umount", &[CLASS]);
+        }
+    }
+
+    let _lab = lab();
+    stop_shared();
+    let links: Vec<(PathBuf, PathBuf)> = fs::read_dir(CLASS)
+        .unwrap()
+        .filter_map(|entry| Some((entry.as_ref().ok()?.path(), fs::read_link(entry.as_ref().ok()?.path()).ok()?)))
+        .collect();
+    let node = render_nodes("pci").remove(0);
+    let device = fs::read_link(Path::new(CLASS).join(node.file_name().unwrap())).unwrap();
+    let is_card = |(path, target): &(PathBuf, PathBuf)| {
+        target.parent() == device.parent() && path.file_name().is_some_and(|name| !name.to_str().unwrap().contains('-'))
+    };
+    let (late, target) = links.iter().find(|link| is_card(link) && link.1 != device).unwrap();
+    run("mount", &["-t", "tmpfs", "none", CLASS]);
+    let listed = Listed;
+    links.iter().filter(|(path, _)| path != late).for_each(|(path, target)| symlink(target, path).unwrap());
+    let mut stoker = Stoker::start(&[]);
+    let card = Path::new("/dev/dri").join(late.file_name().unwrap());
+    let process = Process::fork(Some(&card));
+    sleep(Duration::from_secs(3));
+    assert_eq!(thread_of(&process), None, "that is the device of a GPU, as far as anybody tells");
+    drop(process);
+
+    symlink(target, late).unwrap();
+    let is_said = within(10.0, || stoker.output().contains("device files of GPUs have come or gone"));
+    assert!(is_said, "not noticed:\n{}", stoker.output());
+    let process = Process::fork(Some(&card));
+    let is_feeder = || thread_of(&process).is_some_and(|thread| thread.role == Role::Feeder);
+    assert!(within(5.0, is_feeder), "{:?}", thread_of(&process));
+    assert!(!stoker.output().contains("starting again"), "it restarted:\n{}", stoker.output());
+    assert_eq!(stoker.exit_status(), None);
+    drop((process, listed));
+    stoker.stop();
+}
+
+fn run(command: &str, arguments: &[&str]) {
+    let output = Command::new(command).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{command} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
