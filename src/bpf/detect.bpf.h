@@ -180,15 +180,28 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 	}
 }
 
+/* KVM_RUN of <linux/kvm.h>: _IO(KVMIO, 0x80). On files of other drivers it is no ioctl that anybody knows. */
+#define KVM_RUN 0xae80
+
+/* The current thread runs a virtual CPU. User space knows whether its guest has a GPU. */
+static __always_inline void note_vcpu(void)
+{
+	struct task_ctx *tctx = task_ctx_of(bpf_get_current_task_btf());
+
+	if (tctx && !(tctx->evidence & STOKER_EV_VCPU))
+		tctx->evidence |= STOKER_EV_VCPU;
+}
+
 /*
  * True when @p may submit to a GPU by writing to a mapping of it, so that
- * nothing is seen of its work but how it waits. Of a process of which only that
+ * nothing is seen of its work but how it waits: as a virtual CPU of a guest that
+ * has the GPU does, too. Of a process of which only that
  * it uses a GPU is known, the main thread may: others may be its workers, and
  * are told from feeders by the GPU's interrupt alone.
  */
 static __always_inline bool may_ring(const struct task_struct *p, const struct task_ctx *tctx, u64 now)
 {
-	return time_before(now, tctx->doorbell_until) && (tctx->evidence & STOKER_EV_MMAP || p->pid == p->tgid);
+	return time_before(now, tctx->doorbell_until) && (tctx->evidence & (STOKER_EV_MMAP | STOKER_EV_VCPU) || p->pid == p->tgid);
 }
 
 /* @p used up its turn and goes on, as a thread does that polls for its GPU. */
@@ -230,9 +243,12 @@ int BPF_PROG(stoker_file_open, struct file *file)
 }
 
 SEC("fentry/security_file_ioctl")
-int BPF_PROG(stoker_file_ioctl, struct file *file)
+int BPF_PROG(stoker_file_ioctl, struct file *file, unsigned int cmd)
 {
-	note_use(file, STOKER_EV_IOCTL);
+	if (cmd == KVM_RUN)
+		note_vcpu();
+	else
+		note_use(file, STOKER_EV_IOCTL);
 	return 0;
 }
 

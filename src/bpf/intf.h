@@ -45,6 +45,7 @@ enum stoker_evidence {
 	STOKER_EV_IRQ		= 1 << 4, /* woken from the GPU's interrupt */
 	STOKER_EV_WAKE		= 1 << 5, /* wakes feeders, or suppliers, often */
 	STOKER_EV_WORD		= 1 << 6, /* its cgroup's owner says so, or the configuration file */
+	STOKER_EV_VCPU		= 1 << 7, /* it runs a virtual CPU: no use of a GPU, unless the guest has one */
 };
 
 /* What a person says of a thread: the owner of its cgroup, or the configuration file. */

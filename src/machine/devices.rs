@@ -394,7 +394,15 @@ fn add_vfio(tree: &Tree, found: &mut Candidates) {
             continue;
         }
         if let Some(group) = tree.link_name(path.join("iommu_group")) {
-            candidate.devices.extend(char_device(tree, &Path::new("sys/class/vfio").join(&group), "/dev/vfio", &group));
+            // A group without an IOMMU behind it has the longer name.
+            for name in [format!("noiommu-{group}"), group] {
+                candidate.devices.extend(char_device(
+                    tree,
+                    &Path::new("sys/class/vfio").join(&name),
+                    "/dev/vfio",
+                    &name,
+                ));
+            }
         }
         for name in tree.names(path.join("vfio-dev")) {
             let class_device = path.join("vfio-dev").join(&name);

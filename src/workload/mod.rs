@@ -22,9 +22,9 @@ pub use watch::{Change, GpuWatch};
 use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as EV_IOCTL, stoker_evidence_STOKER_EV_IRQ as EV_IRQ,
     stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_OPEN as EV_OPEN,
-    stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
+    stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS, stoker_evidence_STOKER_EV_VCPU as EV_VCPU,
 };
-use crate::machine::Machine;
+use crate::machine::{Gpu, Machine};
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
 use activity::Activity;
 use fdinfo::{CountingDrivers, Engines};
@@ -39,6 +39,8 @@ pub struct Workload<'a> {
     nvml: Option<NvmlProcesses<'a>>,
     /// For each device number its GPUs as bits.
     devices: BTreeMap<u32, u64>,
+    /// GPUs, as bits, that are passed through to guests.
+    passed_through: u64,
     reader: Reader,
     processes: BTreeMap<u32, Known>,
     words: Words<'a>,
@@ -96,6 +98,7 @@ impl<'a> Workload<'a> {
         let mut workload = Self {
             nvml,
             devices: layout.devices.clone(),
+            passed_through: passed_through(machine),
             reader: Reader::new("/proc"),
             processes: BTreeMap::new(),
             words: Words::new(machine, rules),
@@ -151,7 +154,9 @@ impl<'a> Workload<'a> {
         }
         for known in self.processes.values() {
             let gpus = known.feeds(self.evidence_ttl, now);
-            if gpus != 0 {
+            if gpus & self.passed_through != 0 {
+                report_vcpus(scheduler, &self.reader, &known.process, gpus, reads_files)?;
+            } else if gpus != 0 {
                 report_threads(scheduler, &self.reader, &known.process, gpus)?;
             }
         }
@@ -218,6 +223,31 @@ impl<'a> Workload<'a> {
         }
         known
     }
+}
+
+/// GPUs, as bits, that are passed through to guests, or to programs that drive them by themselves.
+fn passed_through(machine: &Machine) -> u64 {
+    let is_vfio = |gpu: &&Gpu| gpu.driver.as_deref().is_some_and(|driver| driver.contains("vfio"));
+    let indexes = machine.gpus.iter().filter(is_vfio).map(|gpu| gpu.index);
+    indexes.filter(|&index| index < u64::BITS).fold(0, |bits, index| bits | 1 << index)
+}
+
+/// Of a process that runs a guest, the virtual CPUs feed the GPUs that the guest has. They are the threads that call
+/// KVM_RUN, whatever the program calls them: BPF sees each call, and `looks` is for those that have waited in one since
+/// before the start. A program that drives the GPU by itself has none, and is like any other.
+fn report_vcpus(scheduler: &Scheduler, reader: &Reader, process: &Process, gpus: u64, looks: bool) -> Result<()> {
+    let mut has_guest = false;
+    for tid in reader.threads(process) {
+        let Some(used) = scheduler.thread_use(tid)? else { continue };
+        if used.evidence & EV_VCPU != 0 || looks && reader.waits_in_guest(process, tid) {
+            has_guest = true;
+            scheduler.report_thread(tid, ThreadUse { evidence: EV_VCPU, gpus })?;
+        }
+    }
+    if !has_guest {
+        report_threads(scheduler, reader, process, gpus)?;
+    }
+    Ok(())
 }
 
 /// Threads that mapped a GPU feed it for as long as their process holds it, with system calls or without. Where no

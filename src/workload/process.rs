@@ -12,6 +12,9 @@ use crate::scheduler::dev_t;
 /// `KCMP_FILE` of kcmp(2).
 const KCMP_FILE: libc::c_int = 0;
 
+/// `_IO(KVMIO, 0x80)`, as /proc writes it.
+const KVM_RUN: &str = "0xae80";
+
 /// One process. Two are equal only if they are the same one, and not merely of the same PID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -80,6 +83,12 @@ impl Reader {
         parse_user(&fs::read_to_string(self.proc.join(format!("{}/status", process.pid))).ok()?)
     }
 
+    /// Whether a thread waits in KVM_RUN right now. One that runs its guest does not show.
+    pub fn waits_in_guest(&self, process: &Process, tid: u32) -> bool {
+        let path = self.proc.join(format!("{}/task/{tid}/syscall", process.pid));
+        fs::read_to_string(path).is_ok_and(|text| is_kvm_run(&text))
+    }
+
     /// The GPUs, as bits, whose devices it holds open.
     pub fn held(&self, process: &Process, devices: &BTreeMap<u32, u64>) -> u64 {
         self.open_devices(process.pid, devices).into_values().fold(0, |all, gpus| all | gpus)
@@ -125,6 +134,12 @@ fn is_same_file(pid: u32, other: u32, fd: u32) -> bool {
     }
 }
 
+/// Whether the text of /proc/PID/task/TID/syscall, a number and its arguments, is ioctl(2) with KVM_RUN.
+fn is_kvm_run(text: &str) -> bool {
+    let mut fields = text.split_whitespace();
+    fields.next().and_then(|number| number.parse().ok()) == Some(libc::SYS_ioctl) && fields.nth(1) == Some(KVM_RUN)
+}
+
 /// Parent and start time from the text of /proc/PID/stat. The command in it may hold any characters.
 fn parse_stat(pid: u32, stat: &str) -> Option<Process> {
     let (_, after_command) = stat.rsplit_once(')')?;
@@ -164,6 +179,15 @@ mod tests {
         let stat = "7 (a) b) S 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
         assert_eq!(parse_stat(7, stat), Some(Process { pid: 7, parent: 3, start_ticks: 4711 }));
         assert_eq!(parse_stat(7, "7 (a) S 3"), None);
+    }
+
+    #[test]
+    fn a_thread_that_waits_in_its_guest_is_told_from_one_that_waits_otherwise() {
+        let ioctl = libc::SYS_ioctl;
+        assert!(is_kvm_run(&format!("{ioctl} 0x1d 0xae80 0x0 0xffffffff 0x0 0x0 0x7f1c 0x7f1d\n")));
+        assert!(!is_kvm_run(&format!("{ioctl} 0xae80 0x5401 0x0 0x0 0x0 0x0 0x7f1c 0x7f1d\n")));
+        assert!(!is_kvm_run("999 0x1d 0xae80 0x0 0x0 0x0 0x0 0x7f1c 0x7f1d\n"));
+        assert!(!is_kvm_run("running\n"));
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! What user space finds out about processes that use GPUs.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::Duration;
 
 use scx_stoker::metrics::{Role, Thread, ask_threads};
 
-use crate::guest::{lab, within};
-use crate::probe::{Process, render_nodes};
+use crate::guest::{lab, modprobe, within};
+use crate::probe::{Process, Ticker, render_nodes};
 use crate::stoker::{Stoker, stop_shared};
 
 fn thread_of(process: &Process) -> Option<Thread> {
@@ -58,13 +62,6 @@ fn processes_that_do_not_fit_into_the_map_are_found_in_proc() {
 #[test]
 fn a_device_file_that_a_gpu_gets_later_is_known_without_a_restart() {
     const CLASS: &str = "/sys/class/drm";
-    /// Stands in for the kernel's list of DRM devices until it is dropped.
-    struct Listed;
-    impl Drop for Listed {
-        fn drop(&mut self) {
-            run("umount", &[CLASS]);
-        }
-    }
 
     let _lab = lab();
     stop_shared();
@@ -78,8 +75,7 @@ fn a_device_file_that_a_gpu_gets_later_is_known_without_a_restart() {
         target.parent() == device.parent() && path.file_name().is_some_and(|name| !name.to_str().unwrap().contains('-'))
     };
     let (late, target) = links.iter().find(|link| is_card(link) && link.1 != device).unwrap();
-    run("mount", &["-t", "tmpfs", "none", CLASS]);
-    let listed = Listed;
+    let listed = Covered::new(Path::new(CLASS));
     links.iter().filter(|(path, _)| path != late).for_each(|(path, target)| symlink(target, path).unwrap());
     let mut stoker = Stoker::start(&[]);
     let card = Path::new("/dev/dri").join(late.file_name().unwrap());
@@ -100,7 +96,75 @@ fn a_device_file_that_a_gpu_gets_later_is_known_without_a_restart() {
     stoker.stop();
 }
 
+/// A directory of sysfs with other contents, empty ones at first, until it is dropped.
+struct Covered(PathBuf);
+
+impl Covered {
+    fn new(path: &Path) -> Self {
+        run("mount", &["-t", "tmpfs", "none", path.to_str().unwrap()]);
+        Self(path.to_path_buf())
+    }
+}
+
+impl Drop for Covered {
+    fn drop(&mut self) {
+        run("umount", &["--lazy", self.0.to_str().unwrap()]);
+    }
+}
+
 fn run(command: &str, arguments: &[&str]) {
     let output = Command::new(command).args(arguments).output().unwrap();
     assert!(output.status.success(), "{command} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_virtual_cpus_of_a_guest_feed_the_gpu_that_it_was_given() {
+    const KVM_RUN: u64 = 0xae80;
+    /// Plays the VFIO group: a device that nobody else has open. devices.txt of the kernel's documentation numbers it.
+    const GROUP: (&str, &str) = ("/dev/full", "1:7");
+
+    let _lab = lab();
+    stop_shared();
+    // The lab has no IOMMU, so VFIO takes no GPU. What sysfs says of one that it has taken is put over the GPU's own.
+    modprobe(&["vfio"]);
+    let node = fs::canonicalize(Path::new("/sys/class/drm").join(render_nodes("pci")[0].file_name().unwrap())).unwrap();
+    let gpu = node.ancestors().find(|path| path.join("local_cpulist").exists()).unwrap().to_path_buf();
+    let files = ["class", "vendor", "device", "numa_node", "local_cpulist", "local_cpus"];
+    let texts = files.map(|file| (gpu.join(file), fs::read(gpu.join(file)).unwrap()));
+    let gpu_covered = Covered::new(&gpu);
+    texts.iter().for_each(|(path, text)| fs::write(path, text).unwrap());
+    symlink("../../../bus/pci/drivers/vfio-pci", gpu.join("driver")).unwrap();
+    symlink("../../../kernel/iommu_groups/7", gpu.join("iommu_group")).unwrap();
+    let class = Path::new("/sys/class/vfio");
+    let class_covered = Covered::new(class);
+    fs::create_dir(class.join("7")).unwrap();
+    fs::write(class.join("7/dev"), GROUP.1).unwrap();
+    let stoker = Stoker::start(&[]);
+
+    let guest = Arc::new(fs::File::open(GROUP.0).unwrap());
+    let (tell, told) = channel();
+    let tickers = [KVM_RUN, 0].map(|request| {
+        let (tell, guest) = (tell.clone(), guest.clone());
+        Ticker::start(0, move || {
+            let (pipe, _) = std::io::pipe().unwrap();
+            // SAFETY: a pipe knows no such requests; the hook for ioctls sees them nevertheless.
+            unsafe { libc::ioctl(pipe.as_raw_fd(), request as _, 0) };
+            // SAFETY: takes nothing.
+            tell.send((request, unsafe { libc::gettid() } as u32)).unwrap();
+            guest
+        })
+    });
+    let tids: BTreeMap<u64, u32> = told.iter().take(2).collect();
+    let thread = |tid: u32| ask_threads().unwrap().into_iter().find(|thread| thread.tid == tid);
+    let is_feeder = |tid: u32| thread(tid).is_some_and(|thread| thread.role == Role::Feeder);
+    // The GPU is open since after the start, or is found with the next reading of open files.
+    assert!(within(8.0, || is_feeder(tids[&KVM_RUN])), "{:?}", ask_threads());
+    let vcpu = thread(tids[&KVM_RUN]).unwrap();
+    assert!(vcpu.evidence.contains(&"vcpu".to_string()), "{vcpu:?}");
+    assert!(!is_feeder(tids[&0]), "not all threads of the program are virtual CPUs: {:?}", thread(tids[&0]));
+    for ticker in tickers {
+        ticker.stop();
+    }
+    drop((guest, class_covered, gpu_covered));
+    stoker.stop();
 }
