@@ -201,7 +201,8 @@ static __always_inline void note_vcpu(void)
  */
 static __always_inline bool may_ring(const struct task_struct *p, const struct task_ctx *tctx, u64 now)
 {
-	return time_before(now, tctx->doorbell_until) && (tctx->evidence & (STOKER_EV_MMAP | STOKER_EV_VCPU) || p->pid == p->tgid);
+	return time_before(now, tctx->doorbell_until) &&
+	       (tctx->evidence & (STOKER_EV_MMAP | STOKER_EV_VCPU) || p->pid == p->tgid);
 }
 
 /* @p used up its turn and goes on, as a thread does that polls for its GPU. */

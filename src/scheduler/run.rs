@@ -115,13 +115,15 @@ fn tend(
                 Change::Numbers => {
                     machine.renumber(watch.scan());
                     let layout = Layout::of(machine)?;
-                    // Interrupts come and go with a GPU's users.
-                    if layout.devices != scheduler.layout().devices {
-                        log::info!("device files of GPUs have come or gone");
-                        workload.renumber(&layout);
-                    }
+                    // Interrupts come and go with a GPU's users, and more often.
+                    let has_other_devices = layout.devices != scheduler.layout().devices;
                     if scheduler.renumber(layout).is_err() {
                         return Ok(Ended::MachineChanged);
+                    }
+                    // After BPF, so that nobody comes between the two unseen.
+                    if has_other_devices {
+                        workload.renumber(scheduler.layout());
+                        log::info!("device files of GPUs have come or gone");
                     }
                 }
                 Change::Gpus => return Ok(Ended::MachineChanged),

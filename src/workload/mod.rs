@@ -34,6 +34,9 @@ use word::Words;
 /// Refreshes between two readings of a process's open files.
 const FILES_EVERY: u32 = 5;
 
+/// Counters that are read every five seconds tell of no shorter time.
+const MIN_IDLE: Duration = Duration::from_secs(10);
+
 /// The GPU processes known, and what is known of each.
 pub struct Workload<'a> {
     nvml: Option<NvmlProcesses<'a>>,
@@ -45,8 +48,8 @@ pub struct Workload<'a> {
     processes: BTreeMap<u32, Known>,
     words: Words<'a>,
     drivers: CountingDrivers,
-    /// How long evidence of GPU work holds.
-    evidence_ttl: Duration,
+    /// How long a process may show no GPU work before it is taken to do none.
+    idle_after: Duration,
     refreshes: u32,
     /// Processes that BPF could not note, as of the last look through /proc.
     lost: u64,
@@ -80,8 +83,8 @@ impl Known {
     }
 
     /// GPUs that may work for it, as bits.
-    fn feeds(&self, ttl: Duration, now: Instant) -> u64 {
-        self.by_nvml.working(self.by_engines.working(self.gpus | self.told, ttl, now), ttl, now)
+    fn feeds(&self, idle_after: Duration, now: Instant) -> u64 {
+        self.by_nvml.working(self.by_engines.working(self.gpus | self.told, idle_after, now), idle_after, now)
     }
 }
 
@@ -103,7 +106,7 @@ impl<'a> Workload<'a> {
             processes: BTreeMap::new(),
             words: Words::new(machine, rules),
             drivers: CountingDrivers::default(),
-            evidence_ttl,
+            idle_after: evidence_ttl.max(MIN_IDLE),
             refreshes: 0,
             lost: 0,
         };
@@ -125,7 +128,7 @@ impl<'a> Workload<'a> {
         for process in self.reader.all() {
             let gpus = self.reader.held(&process, &self.devices);
             if gpus != 0 && !self.reader.has_inherited(&process, &self.devices) {
-                self.processes.entry(process.pid).or_insert_with(|| Known::new(process)).gpus |= gpus;
+                self.known(process).gpus |= gpus;
             }
         }
     }
@@ -153,7 +156,7 @@ impl<'a> Workload<'a> {
             self.read_files(now);
         }
         for known in self.processes.values() {
-            let gpus = known.feeds(self.evidence_ttl, now);
+            let gpus = known.feeds(self.idle_after, now);
             if gpus & self.passed_through != 0 {
                 report_vcpus(scheduler, &self.reader, &known.process, gpus, reads_files)?;
             } else if gpus != 0 {
@@ -165,7 +168,7 @@ impl<'a> Workload<'a> {
             self.words.read(&self.reader);
         }
         self.words.apply(scheduler, &self.reader, |pid| {
-            self.processes.get(&pid).map_or(0, |known| match known.feeds(self.evidence_ttl, now) {
+            self.processes.get(&pid).map_or(0, |known| match known.feeds(self.idle_after, now) {
                 0 => known.gpus,
                 gpus => gpus,
             })
