@@ -113,8 +113,6 @@ impl Layout {
 
 /// Runs once and reports.
 pub fn run(args: &FeedArgs) -> Result<FeedReport> {
-    /// Time for all tasks to be set up.
-    const SETUP_NS: u64 = 60_000 * MS;
     /// Time for all tasks to notice that the run is over, however badly they are scheduled.
     const GRACE_NS: u64 = 20_000 * MS;
 
@@ -127,13 +125,7 @@ pub fn run(args: &FeedArgs) -> Result<FeedReport> {
     fork_neighbours(args, &layout, shared, &mut children)?;
     fork_feeders(args, &gpus, &layout, shared, &mut children)?;
 
-    let limit_ns = sys::now_ns() + SETUP_NS;
-    while shared.control.ready() < layout.tasks() {
-        anyhow::ensure!(!children.reap()?, "all tasks ended before the run began");
-        let ready = shared.control.ready();
-        anyhow::ensure!(sys::now_ns() < limit_ns, "only {ready} of {} tasks were set up in time", layout.tasks());
-        sys::sleep_ns(2 * MS);
-    }
+    wait_ready(shared, &mut children)?;
     let window = shared.control.go((args.warmup_s * 1e9) as u64, (args.seconds * 1e9) as u64);
     sys::sleep_until(window.start_ns);
     let (before_ns, before) = (sys::now_ns(), ProcStat::read()?);
@@ -146,6 +138,22 @@ pub fn run(args: &FeedArgs) -> Result<FeedReport> {
     report.idle_cpus = report.idle.values().sum();
     report.context_switches = after.switches - before.switches;
     Ok(report)
+}
+
+/// Waits until each task that has a slot is set up.
+///
+/// # Errors
+/// One ended badly, or they were not set up in time.
+pub fn wait_ready(shared: Shared, children: &mut Children) -> Result<()> {
+    const LIMIT_NS: u64 = 60_000 * MS;
+    let (tasks, limit_ns) = (shared.slots.len(), sys::now_ns() + LIMIT_NS);
+    while shared.control.ready() < tasks {
+        anyhow::ensure!(!children.reap()?, "all tasks ended before the run began");
+        let ready = shared.control.ready();
+        anyhow::ensure!(sys::now_ns() < limit_ns, "only {ready} of {tasks} tasks were set up in time");
+        sys::sleep_ns(2 * MS);
+    }
+    Ok(())
 }
 
 fn fork_neighbours(args: &FeedArgs, layout: &Layout, shared: Shared, children: &mut Children) -> Result<()> {
@@ -238,7 +246,8 @@ fn fork_loader(
     Ok(reader)
 }
 
-fn idle_shares(before: &ProcStat, after: &ProcStat, wall_ns: u64) -> std::collections::BTreeMap<usize, f64> {
+/// Share of `wall_ns` that each CPU was idle.
+pub fn idle_shares(before: &ProcStat, after: &ProcStat, wall_ns: u64) -> std::collections::BTreeMap<usize, f64> {
     let before: std::collections::BTreeMap<_, _> = before.idle_ns.iter().copied().collect();
     let share = |&(cpu, idle_ns): &(usize, u64)| {
         let idle_ns = idle_ns.saturating_sub(*before.get(&cpu)?);
@@ -290,7 +299,8 @@ fn gather(args: &FeedArgs, gpus: &[Gpu], layout: &Layout, slots: &[Slot], window
     }
 }
 
-fn feeder_report(gpu: &Gpu, slot: &Slot, window: Window) -> FeederReport {
+/// What the feeder of `gpu` with this slot saw.
+pub fn feeder_report(gpu: &Gpu, slot: &Slot, window: Window) -> FeederReport {
     let wake = Merged::of([&slot.wake].into_iter());
     let share = |ns: u64| {
         let wall_ns = slot.delay_wall_ns.load(Relaxed);

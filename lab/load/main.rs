@@ -4,6 +4,7 @@
 //! that is armed when a feeder submits and wakes it when it expires. It runs on any Linux host too, where its work
 //! takes less time than its names say.
 
+mod cgroup;
 mod compare;
 mod fair;
 mod feed;
@@ -14,6 +15,7 @@ mod report;
 mod sample;
 mod shared;
 mod sys;
+mod weights;
 mod work;
 mod zoo;
 
@@ -34,6 +36,8 @@ enum Command {
     Fair(fair::FairArgs),
     /// Run the feeding scenarios under EEVDF, its SCHED_FIFO ceiling and the named schedulers, and print one table
     Compare(compare::CompareArgs),
+    /// Share CPUs out among trees of cgroups, under the scheduler that is active now, and tell how fairly it was done
+    Weights(weights::WeightsArgs),
     /// Show a scheduler a zoo of threads of known roles, and print what it takes each of them for
     Zoo(zoo::ZooArgs),
 }
@@ -43,6 +47,7 @@ fn main() -> anyhow::Result<()> {
         Command::Feed(args) => feed::main(&args),
         Command::Fair(args) => fair::main(&args),
         Command::Compare(args) => compare::main(&args),
+        Command::Weights(args) => weights::main(&args),
         Command::Zoo(args) => zoo::main(&args),
     }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::compare::{Comparison, Contender, Role, Scenario};
 use crate::fair::FairReport;
 use crate::feed::FeedArgs;
+use crate::weights::TreeReport;
 use crate::work::UNITS_PER_MS;
 
 /// Results of `lab_load feed`. Shares are fractions of the measured time; a unit is 10 µs of undisturbed work.
@@ -162,6 +163,46 @@ pub fn print_fair(reports: &[FairReport]) {
         let (name, spread) = (report.what.name(), percent(Some(*spread)));
         println!("{name:<16} {median:>12.0} {unit:<8} {spread:>8} {:>5}", runs.len());
     }
+}
+
+/// Prints how a tree of cgroups was shared out.
+pub fn print_tree(report: &TreeReport) {
+    println!("\n{}: scheduler {}, {} s measured", report.tree.name(), report.scheduler, report.seconds);
+    println!(
+        "  {:<14} {:<22} {:>8} {:>8} {:>8} {:>10} {:>8}",
+        "group", "tasks", "share", "due", "error", "group CPUs", "gap, ms"
+    );
+    for row in &report.rows {
+        println!(
+            "  {:<14} {:<22} {:>8} {:>8} {:>8} {:>10.3} {:>8.0}",
+            row.group,
+            row.tasks,
+            percent(Some(row.share)),
+            percent(Some(row.due)),
+            signed_percent(row.error),
+            row.group_cpus,
+            row.max_gap_ms
+        );
+    }
+    for limit in &report.limits {
+        println!("  {}: used {:.3} CPUs of {} (cpu.max)", limit.group, limit.used_cpus, limit.limit_cpus);
+    }
+    println!(
+        "  worst error {} ({}), mean {}, longest gap {:.0} ms, idle CPUs {:.2}",
+        signed_percent(Some(report.worst_error)),
+        report.worst,
+        percent(Some(report.mean_error)),
+        report.max_gap_ms,
+        report.idle_cpus
+    );
+    for feeder in &report.feeders {
+        let (busy, delay) = (percent(Some(feeder.gpu_busy)), percent(feeder.delay_share));
+        println!("  feeder of {}: GPU busy {busy}, starvation {delay}", feeder.gpu);
+    }
+}
+
+fn signed_percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".to_string(), |share| format!("{:+.1} %", share * 100.0))
 }
 
 fn number(feed: &Value, key: &str) -> Option<f64> {

@@ -1,5 +1,6 @@
 //! The few system calls the load needs, each behind a safe function.
 
+use std::ffi::CStr;
 use std::io;
 use std::time::Duration;
 
@@ -84,6 +85,30 @@ pub fn set_fifo(priority: i32) -> io::Result<()> {
     param.sched_priority = priority;
     // SAFETY: the parameter outlives the call.
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &param) }).map(drop)
+}
+
+/// A scheduling policy of the fair class.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TaskPolicy {
+    /// SCHED_OTHER
+    Normal,
+    /// SCHED_BATCH
+    Batch,
+    /// SCHED_IDLE
+    Idle,
+}
+
+/// Gives this thread `policy`; its nice value stays.
+pub fn set_policy(policy: TaskPolicy) -> io::Result<()> {
+    let policy = match policy {
+        TaskPolicy::Normal => libc::SCHED_OTHER,
+        TaskPolicy::Batch => libc::SCHED_BATCH,
+        TaskPolicy::Idle => libc::SCHED_IDLE,
+    };
+    // SAFETY: an all-zero sched_param is valid, and the one for these policies.
+    let param: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: the parameter outlives the call.
+    check(unsafe { libc::sched_setscheduler(0, policy, &param) }).map(drop)
 }
 
 /// Gives this thread the nice value `nice`.
@@ -174,6 +199,12 @@ impl Drop for Children {
             unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
         }
     }
+}
+
+/// Mounts a file system of `kind`.
+pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: the strings outlive the call; a null data is none.
+    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) }).map(drop)
 }
 
 /// Turns the −1 of a system call into the error it stands for.

@@ -13,10 +13,11 @@ use anyhow::{Context, Result};
 
 use super::cast::{Cast, Part, Truth};
 use super::link::{LinkKind, futex_wait, futex_wake, wait_readable};
+use crate::cgroup;
 use crate::feeder::WaitKind;
 use crate::gpu::{Gpu, Queue, SubmitKind};
 use crate::neighbours;
-use crate::sys::{MS, check, fork_child, now_ns, sleep_ns, sleep_until};
+use crate::sys::{MS, check, fork_child, mount, now_ns, sleep_ns, sleep_until};
 use crate::work::{UNITS_PER_MS, work};
 
 /// Length of a GPU kernel, as of the feeders of `lab_load feed`.
@@ -330,28 +331,23 @@ fn container(cast: &mut Cast, gpus: &[Gpu], gpu: usize) -> Result<()> {
     })
 }
 
-/// Where cgroups are.
-const CGROUPS: &str = "/sys/fs/cgroup";
-
-/// The container's.
+/// The container's cgroup.
 fn own_cgroup() -> std::path::PathBuf {
-    Path::new(CGROUPS).join("lab_load_zoo")
+    Path::new(cgroup::ROOT).join("lab_load_zoo")
 }
 
 fn boxed_feeder(part: &Part, gpu: &Gpu) -> Result<()> {
     part.take_name();
     mount(c"none", c"/", c"", libc::MS_REC | libc::MS_PRIVATE).context("making mounts private")?;
     mount(c"proc", c"/proc", c"proc", 0).context("mounting /proc")?;
-    if !Path::new(CGROUPS).join("cgroup.controllers").exists() {
-        mount(c"cgroup2", c"/sys/fs/cgroup", c"cgroup2", 0).context("mounting cgroups")?;
-    }
+    let root = cgroup::root()?;
     let own = own_cgroup();
     fs::create_dir_all(&own).with_context(|| own.display().to_string())?;
     // As systemd and container runtimes do; without it the group has no weight of its own.
-    if let Err(error) = fs::write(Path::new(CGROUPS).join("cgroup.subtree_control"), "+cpu") {
-        eprintln!("lab_load: the container's cgroup has no cpu controller: {error}");
+    if let Err(error) = cgroup::delegate(&root, "cpu") {
+        eprintln!("lab_load: the container's cgroup has no cpu controller: {error:#}");
     }
-    fs::write(own.join("cgroup.procs"), "0").context("joining the container's cgroup")?;
+    cgroup::join(&own)?;
     let queue = open(gpu, SubmitKind::Ioctl)?;
     part.control.ready_and_wait();
     loop {
@@ -364,12 +360,6 @@ fn boxed_feeder(part: &Part, gpu: &Gpu) -> Result<()> {
 /// Removes the container's cgroup, if it is there and empty.
 pub fn remove_own_cgroup() {
     let _ = fs::remove_dir(own_cgroup());
-}
-
-fn mount(source: &std::ffi::CStr, target: &std::ffi::CStr, kind: &std::ffi::CStr, flags: libc::c_ulong) -> Result<()> {
-    // SAFETY: the strings outlive the call; a null data is none.
-    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) })?;
-    Ok(())
 }
 
 /// A feeder with a pool of threads as OpenMP has: it wakes all of them in each step, and the last to be done wakes it.
