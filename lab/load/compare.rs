@@ -29,10 +29,13 @@ pub struct CompareArgs {
     /// Add EEVDF with feeders at nice −20
     #[arg(long)]
     pub nice: bool,
-    /// Run the micro-benchmarks too
-    #[arg(long)]
-    pub fair: bool,
-    /// Measured time of each run, in s
+    /// What to run under each; but the SCHED_FIFO and nice feeders only feed
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "feed")]
+    pub parts: Vec<Part>,
+    /// How often everything is run
+    #[arg(long, default_value_t = 1)]
+    pub runs: usize,
+    /// Measured time of each run with feeders, in s
     #[arg(long, default_value_t = 6.0)]
     pub seconds: f64,
     /// How long a scheduler may take to load, in s
@@ -41,9 +44,57 @@ pub struct CompareArgs {
     /// Options for every `feed` run, such as '--device none'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, default_value = "")]
     pub feed_options: String,
+    /// Options for every `weights` run
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, default_value = "")]
+    pub weights_options: String,
+    /// Options for every `fair` run
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, default_value = "")]
+    pub fair_options: String,
+    /// Options for every `storm` run
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, default_value = "")]
+    pub storm_options: String,
+    /// Options for every `cost` run
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, default_value = "")]
+    pub cost_options: String,
     /// Write everything to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// What can be run under a scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Feeders beside neighbours: the scenarios
+    Feed,
+    /// Micro-benchmarks
+    Fair,
+    /// Trees of cgroups
+    Weights,
+    /// Storms
+    Storm,
+    /// What BPF programs cost
+    Cost,
+}
+
+impl Part {
+    /// Its subcommand.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
+    }
+}
+
+impl CompareArgs {
+    /// The user's options for a part.
+    fn options_of(&self, part: Part) -> &str {
+        match part {
+            Part::Feed => &self.feed_options,
+            Part::Fair => &self.fair_options,
+            Part::Weights => &self.weights_options,
+            Part::Storm => &self.storm_options,
+            Part::Cost => &self.cost_options,
+        }
+    }
 }
 
 /// A scheduler and how to run it.
@@ -116,6 +167,8 @@ pub struct Comparison {
     pub kernel: String,
     /// Measured time of each run, in s.
     pub seconds: f64,
+    /// How often everything was run.
+    pub runs: usize,
     /// EEVDF first, then the ceiling, then the others in the order they ran.
     pub contenders: Vec<Contender>,
 }
@@ -133,10 +186,16 @@ pub struct Contender {
     pub load_s: Option<f64>,
     /// Why it has no more results, if anything went wrong.
     pub failure: Option<String>,
-    /// One run a scenario.
+    /// Feeding: each scenario in turn, as often as everything was run.
     pub runs: Vec<Run>,
     /// Micro-benchmarks, as `lab_load fair --json` prints them; empty if not asked for.
     pub fair: Vec<Value>,
+    /// Trees of cgroups, as `lab_load weights --json` prints them, again for each run; empty if not asked for.
+    pub weights: Vec<Value>,
+    /// Storms, as `lab_load storm --json` prints them, likewise.
+    pub storms: Vec<Value>,
+    /// Costs, as `lab_load cost --json` prints them, likewise.
+    pub costs: Vec<Value>,
 }
 
 /// What a contender is to the comparison.
@@ -167,15 +226,18 @@ pub fn main(args: &CompareArgs) -> Result<()> {
     let active = active_scheduler();
     anyhow::ensure!(active == "kernel", "{active} is active already: stop it first");
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_string();
-    let mut comparison = Comparison { kernel, seconds: args.seconds, contenders: Vec::new() };
+    let mut comparison = Comparison { kernel, seconds: args.seconds, runs: args.runs, contenders: Vec::new() };
+    anyhow::ensure!(args.runs > 0, "--runs must be above zero");
 
     let mut natives = vec![("EEVDF", Role::Baseline, "other"), ("EEVDF, SCHED_FIFO feeders", Role::Ceiling, "fifo")];
     if args.nice {
         natives.push(("EEVDF, feeders nice -20", Role::Peer, "nice"));
     }
+    // The ceiling and nice feeders differ from EEVDF in feeding only.
+    natives.retain(|(_, _, policy)| *policy == "other" || args.parts.contains(&Part::Feed));
     for (name, role, policy) in natives {
         let mut contender = Contender::new(name, role, None);
-        contender.measure(args, policy, args.fair && role == Role::Baseline, None);
+        contender.measure(args, policy, None);
         comparison.contenders.push(contender);
     }
     let judged = args.scheduler.iter().map(|scheduler| (Role::Judged, scheduler));
@@ -200,40 +262,68 @@ pub fn main(args: &CompareArgs) -> Result<()> {
 impl Contender {
     fn new(name: &str, role: Role, command: Option<String>) -> Self {
         let name = name.to_string();
-        Self { name, role, command, load_s: None, failure: None, runs: Vec::new(), fair: Vec::new() }
+        let (runs, fair, weights, storms, costs) = Default::default();
+        Self { name, role, command, load_s: None, failure: None, runs, fair, weights, storms, costs }
     }
 
-    /// Runs what was asked for, until something fails. With `ops`, that scheduler must still be active after each run.
-    fn measure(&mut self, args: &CompareArgs, policy: &str, fair: bool, ops: Option<&str>) {
-        if let Err(error) = self.try_measure(args, policy, fair, ops) {
+    /// Where the reports of a part go that is not about feeding.
+    fn found(&mut self, part: Part) -> &mut Vec<Value> {
+        match part {
+            Part::Feed | Part::Fair => &mut self.fair,
+            Part::Weights => &mut self.weights,
+            Part::Storm => &mut self.storms,
+            Part::Cost => &mut self.costs,
+        }
+    }
+
+    /// Runs what was asked for, until something fails. A scheduler that runs must still be active after each.
+    fn measure(&mut self, args: &CompareArgs, policy: &str, running: Option<&Running>) {
+        if let Err(error) = self.try_measure(args, policy, running) {
             eprintln!("  failed: {error:#}");
             self.failure = Some(format!("{error:#}"));
         }
     }
 
-    fn try_measure(&mut self, args: &CompareArgs, policy: &str, fair: bool, ops: Option<&str>) -> Result<()> {
+    fn try_measure(&mut self, args: &CompareArgs, policy: &str, running: Option<&Running>) -> Result<()> {
+        let (ops, pid) = running.map(|running| (running.ops.as_str(), running.child.id())).unzip();
         let still_active = || match ops {
             Some(ops) if active_scheduler() != ops => bail!("it left during the run"),
             _ => Ok(()),
         };
-        // First, while no GPU was used: feeders count for seconds after they have ended.
-        if fair {
-            eprint!("{}: micro-benchmarks … ", self.name);
-            let Value::Array(fair) = run_self(&["fair", "--json"])? else { bail!("fair printed no list") };
-            still_active()?;
-            eprintln!("done");
-            self.fair = fair;
+        let wants = |part: Part| args.parts.contains(&part);
+        // Those not about feeding come first, while no GPU was used: feeders count for seconds after they have ended.
+        if policy == "other" {
+            let (pid, repeats) = (pid.map(|pid| pid.to_string()), (3 * args.runs).to_string());
+            for part in [Part::Fair, Part::Cost, Part::Weights, Part::Storm].into_iter().filter(|part| wants(*part)) {
+                let name = part.name();
+                let mut command = vec![name.as_str(), "--json"];
+                command.extend(args.options_of(part).split_whitespace());
+                match (part, &pid) {
+                    (Part::Fair, _) => command.extend(["--runs", &repeats]),
+                    (Part::Storm, Some(pid)) => command.extend(["--scheduler-pid", pid]),
+                    _ => {}
+                }
+                for _ in 0..if part == Part::Fair { 1 } else { args.runs } {
+                    eprint!("{}: {name} … ", self.name);
+                    let Value::Array(list) = run_self(&command)? else { bail!("{name} printed no list") };
+                    still_active()?;
+                    eprintln!("done");
+                    self.found(part).extend(list);
+                }
+            }
         }
-        for &scenario in &args.scenarios {
-            let seconds = args.seconds.to_string();
-            let mut options = vec!["feed", "--json", "--seconds", &seconds, "--feeder-policy", policy];
-            options.extend(scenario.options());
-            options.extend(args.feed_options.split_whitespace());
-            eprint!("{}: {} … ", self.name, scenario.title());
-            let feed = run_self(&options)?;
-            still_active()?;
-            eprintln!("{}", report::summary(&feed));
-            self.runs.push(Run { scenario, feed });
+        for &scenario in args.scenarios.iter().filter(|_| wants(Part::Feed)) {
+            for _ in 0..args.runs {
+                let seconds = args.seconds.to_string();
+                let mut options = vec!["feed", "--json", "--seconds", &seconds, "--feeder-policy", policy];
+                options.extend(scenario.options());
+                options.extend(args.options_of(Part::Feed).split_whitespace());
+                eprint!("{}: {} … ", self.name, scenario.title());
+                let feed = run_self(&options)?;
+                still_active()?;
+                eprintln!("{}", report::summary(&feed));
+                self.runs.push(Run { scenario, feed });
+            }
         }
         Ok(())
     }
@@ -269,7 +359,7 @@ fn run_scheduler(args: &CompareArgs, role: Role, scheduler: &Scheduler) -> Resul
             let load_s = (now_ns() - from_ns) as f64 / 1e9;
             eprintln!("{} attached after {load_s:.1} s", running.ops);
             contender.load_s = Some(load_s);
-            contender.measure(args, "other", args.fair, Some(&running.ops));
+            contender.measure(args, "other", Some(&running));
             if contender.failure.is_some() {
                 running.show_output();
             }

@@ -1,4 +1,8 @@
-//! Micro-benchmarks of the scheduling path: what switching, waking, forking, yielding and barriers cost.
+//! Micro-benchmarks of the scheduling path: what switching, waking, forking, yielding and barriers cost. And small
+//! workloads: a build, requests, and calls of a GPU.
+
+mod make;
+mod request;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,9 +12,11 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::gpu::{DeviceKind, Gpu, Queue, SubmitKind};
 use crate::report;
+use crate::sample::Histogram;
 use crate::shared::map_shared;
-use crate::sys::{self, Children, MS, fork_child, now_ns};
+use crate::sys::{self, Children, MS, fork_child, futex_wait, futex_wake, now_ns};
 use crate::work::{UNITS_PER_MS, work};
 
 /// What to measure.
@@ -56,6 +62,14 @@ pub enum What {
     BarrierSpin,
     /// Barrier, with as many hogs beside
     BarrierHogs,
+    /// `make -j` of a small C project in memory
+    Make,
+    /// Requests to a server at 90 % load: their median latency
+    RequestP50,
+    /// The same: their 99th percentile
+    RequestP99,
+    /// An ioctl on a GPU's device, again and again; the last, because it makes the benchmark a feeder
+    IoctlLoop,
 }
 
 /// Results of one benchmark.
@@ -63,7 +77,7 @@ pub enum What {
 pub struct FairReport {
     /// Which benchmark.
     pub what: What,
-    /// Unit of the numbers: `ns/op`, where less is better, or `steps/s`, where more is.
+    /// Unit of the numbers: `steps/s`, where more is better, or `ns/op`, `ms/build` or `µs`, where less is.
     pub unit: &'static str,
     /// Median of all repetitions.
     pub median: f64,
@@ -87,9 +101,18 @@ pub fn main(args: &FairArgs) -> Result<()> {
 /// Runs the benchmarks that `args` asks for.
 pub fn run(args: &FairArgs) -> Result<Vec<FairReport>> {
     anyhow::ensure!(args.runs > 0 && args.seconds > 0.0, "nothing would be measured");
-    let all: Vec<What> = What::value_variants().iter().copied().filter(|&what| what != What::All).collect();
-    let wanted = if args.what.contains(&What::All) { &all } else { &args.what };
-    wanted.iter().map(|&what| what.repeat(args)).collect()
+    if !args.what.contains(&What::All) {
+        return args.what.iter().map(|&what| what.repeat(args)).collect();
+    }
+    let all = What::value_variants().iter().copied().filter(|&what| what != What::All);
+    let possible = all.filter(|what| match what.missing() {
+        Some(missing) => {
+            eprintln!("{} is left out: {missing}", what.name());
+            false
+        }
+        None => true,
+    });
+    possible.map(|what| what.repeat(args)).collect()
 }
 
 impl What {
@@ -111,12 +134,23 @@ impl What {
     fn unit(self) -> &'static str {
         match self {
             Self::Barrier | Self::BarrierSpin | Self::BarrierHogs => "steps/s",
+            Self::Make => "ms/build",
+            Self::RequestP50 | Self::RequestP99 => "µs",
             _ => "ns/op",
         }
     }
 
+    /// What this machine lacks for it.
+    fn missing(self) -> Option<&'static str> {
+        match self {
+            Self::Make if !make::is_possible() => Some("make or gcc is not installed"),
+            Self::IoctlLoop if Gpu::find(DeviceKind::Auto, None).is_err() => Some("there is no render node"),
+            _ => None,
+        }
+    }
+
     /// Measures once, in a child of its own, which is killed if it takes far too long.
-    fn once(self, seconds: f64) -> Result<f64> {
+    pub fn once(self, seconds: f64) -> Result<f64> {
         const LIMIT_NS: u64 = 60_000 * MS;
         let result = shared::<AtomicU64>()?;
         let for_ns = (seconds * 1e9) as u64;
@@ -131,6 +165,8 @@ impl What {
     }
 
     fn measure(self, for_ns: u64) -> Result<f64> {
+        /// How much longer requests take: percentiles need many.
+        const REQUESTS: u64 = 5;
         let cpus = sys::affinity()?;
         let two = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
         match self {
@@ -147,6 +183,10 @@ impl What {
             Self::Barrier => barrier(cpus.len(), false, 0, for_ns),
             Self::BarrierSpin => barrier(cpus.len(), true, 0, for_ns),
             Self::BarrierHogs => barrier(cpus.len(), false, cpus.len(), for_ns),
+            Self::Make => make::build(cpus.len()),
+            Self::RequestP50 => request::latency_us(cpus.len(), 0.5, shared::<Histogram>()?, REQUESTS * for_ns),
+            Self::RequestP99 => request::latency_us(cpus.len(), 0.99, shared::<Histogram>()?, REQUESTS * for_ns),
+            Self::IoctlLoop => ioctl_loop(for_ns),
         }
     }
 }
@@ -171,6 +211,13 @@ fn repeat_for(for_ns: u64, mut operation: impl FnMut() -> Result<()>) -> Result<
         }
     }
     anyhow::bail!("no time passed")
+}
+
+/// ns per ioctl on the first GPU.
+fn ioctl_loop(for_ns: u64) -> Result<f64> {
+    let gpus = Gpu::find(DeviceKind::Auto, Some(1))?;
+    let queue = Queue::open(&gpus[0], SubmitKind::Ioctl)?;
+    repeat_for(for_ns, || Ok(queue.submit()?))
 }
 
 /// ns for a byte to go there and back between two processes.
@@ -217,7 +264,7 @@ fn exchange(for_ns: u64) -> Result<f64> {
     let wait_at_gate = || {
         gate.ready.fetch_add(1, Ordering::Relaxed);
         while gate.open.load(Ordering::Acquire) == 0 {
-            futex_wait(&gate.open, 0);
+            futex_wait(&gate.open, 0, false);
         }
     };
     let mut children = Children::default();
@@ -250,7 +297,7 @@ fn exchange(for_ns: u64) -> Result<f64> {
     }
     let start_ns = now_ns();
     gate.open.store(1, Ordering::Release);
-    futex_wake_all(&gate.open);
+    futex_wake(&gate.open, i32::MAX, false);
     children.wait(start_ns + for_ns + 50_000 * MS)?;
     Ok((gate.done_ns.load(Ordering::Relaxed) - start_ns) as f64 / (loops as u64 * pairs) as f64)
 }
@@ -355,7 +402,7 @@ impl Barrier {
             self.arrived.store(0, Ordering::Relaxed);
             self.turn.store(turn.wrapping_add(1), Ordering::Release);
             if !self.spin {
-                futex_wake_all(&self.turn);
+                futex_wake(&self.turn, i32::MAX, false);
             }
             return;
         }
@@ -363,19 +410,8 @@ impl Barrier {
             if self.spin {
                 std::hint::spin_loop();
             } else {
-                futex_wait(&self.turn, turn);
+                futex_wait(&self.turn, turn, false);
             }
         }
     }
-}
-
-fn futex_wait(word: &AtomicU32, value: u32) {
-    let no_limit = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word outlives the call. Any return, early or not, is followed by another look at the word.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, no_limit) };
-}
-
-fn futex_wake_all(word: &AtomicU32) {
-    // SAFETY: the word outlives the call.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
 }

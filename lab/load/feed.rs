@@ -125,7 +125,7 @@ pub fn run(args: &FeedArgs) -> Result<FeedReport> {
     fork_neighbours(args, &layout, shared, &mut children)?;
     fork_feeders(args, &gpus, &layout, shared, &mut children)?;
 
-    wait_ready(shared, &mut children)?;
+    wait_ready(shared, layout.tasks(), &mut children)?;
     let window = shared.control.go((args.warmup_s * 1e9) as u64, (args.seconds * 1e9) as u64);
     sys::sleep_until(window.start_ns);
     let (before_ns, before) = (sys::now_ns(), ProcStat::read()?);
@@ -140,13 +140,13 @@ pub fn run(args: &FeedArgs) -> Result<FeedReport> {
     Ok(report)
 }
 
-/// Waits until each task that has a slot is set up.
+/// Waits until `tasks` tasks are set up.
 ///
 /// # Errors
 /// One ended badly, or they were not set up in time.
-pub fn wait_ready(shared: Shared, children: &mut Children) -> Result<()> {
+pub fn wait_ready(shared: Shared, tasks: usize, children: &mut Children) -> Result<()> {
     const LIMIT_NS: u64 = 60_000 * MS;
-    let (tasks, limit_ns) = (shared.slots.len(), sys::now_ns() + LIMIT_NS);
+    let limit_ns = sys::now_ns() + LIMIT_NS;
     while shared.control.ready() < tasks {
         anyhow::ensure!(!children.reap()?, "all tasks ended before the run began");
         let ready = shared.control.ready();

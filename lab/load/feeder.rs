@@ -11,7 +11,7 @@ use crate::gpu::{Gpu, Queue, SubmitKind};
 use crate::neighbours::BATCH_BYTES;
 use crate::sample::Schedstat;
 use crate::shared::{Control, Slot};
-use crate::sys;
+use crate::sys::{self, MS};
 use crate::work::{UNITS_PER_MS, work};
 
 /// How a feeder waits for its kernel.
@@ -82,6 +82,21 @@ pub struct Feeder {
 }
 
 impl Feeder {
+    /// A feeder of `gpu` as `lab_load feed` has without options: 1 ms of work, a kernel of 10 ms, and again.
+    pub fn plain(gpu: &Gpu) -> Self {
+        Self {
+            gpu: gpu.clone(),
+            submit: SubmitKind::Ioctl,
+            wait: WaitKind::Block,
+            policy: Policy::Other,
+            start_on: StartOn::Anywhere,
+            pinned: None,
+            kernel_ns: 10 * MS,
+            work_units: UNITS_PER_MS,
+            loaders: Vec::new(),
+        }
+    }
+
     /// Runs until the window ends.
     pub fn run(mut self, control: &Control, slot: &Slot) -> Result<()> {
         slot.claim();

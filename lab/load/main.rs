@@ -6,14 +6,18 @@
 
 mod cgroup;
 mod compare;
+mod cost;
 mod fair;
 mod feed;
 mod feeder;
 mod gpu;
 mod neighbours;
+mod plot;
 mod report;
 mod sample;
 mod shared;
+mod storm;
+mod svg;
 mod sys;
 mod weights;
 mod work;
@@ -38,6 +42,12 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Share CPUs out among trees of cgroups, under the scheduler that is active now, and tell how fairly it was done
     Weights(weights::WeightsArgs),
+    /// Raise storms of tasks, groups, forks, yields and changes of affinity, and tell whether the scheduler stands them
+    Storm(storm::StormArgs),
+    /// Count what the BPF programs of the active scheduler cost for each call and each context switch
+    Cost(cost::CostArgs),
+    /// Draw charts of what `compare --json` wrote
+    Plot(plot::PlotArgs),
     /// Show a scheduler a zoo of threads of known roles, and print what it takes each of them for
     Zoo(zoo::ZooArgs),
 }
@@ -48,6 +58,9 @@ fn main() -> anyhow::Result<()> {
         Command::Fair(args) => fair::main(&args),
         Command::Compare(args) => compare::main(&args),
         Command::Weights(args) => weights::main(&args),
+        Command::Storm(args) => storm::main(&args),
+        Command::Cost(args) => cost::main(&args),
+        Command::Plot(args) => plot::main(&args),
         Command::Zoo(args) => zoo::main(&args),
     }
 }

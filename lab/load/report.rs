@@ -6,8 +6,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::compare::{Comparison, Contender, Role, Scenario};
+use crate::cost::CostReport;
 use crate::fair::FairReport;
 use crate::feed::FeedArgs;
+use crate::storm::StormReport;
 use crate::weights::TreeReport;
 use crate::work::UNITS_PER_MS;
 
@@ -201,6 +203,54 @@ pub fn print_tree(report: &TreeReport) {
     }
 }
 
+/// Prints what came of storms.
+pub fn print_storms(reports: &[StormReport]) {
+    println!("{:<10} {:>8} {:>12} {:>18} {:>22}", "storm", "s", "done", "longest stall, ms", "scheduler's MiB");
+    for report in reports {
+        let mib = |kib: Option<u64>| plain(kib.map(|kib| kib as f64 / 1024.0), 1);
+        let memory = format!("{} to {}", mib(report.rss_before_kib), mib(report.rss_after_kib));
+        let left = if report.still_active { "" } else { "  the scheduler LEFT" };
+        let name = format!("{:?}", report.storm).to_lowercase();
+        println!(
+            "{name:<10} {:>8.1} {:>12} {:>18.1} {memory:>22}{left}",
+            report.seconds, report.done, report.longest_stall_ms
+        );
+    }
+}
+
+/// Prints what BPF programs cost.
+pub fn print_cost(report: &CostReport) {
+    println!("\n{}: scheduler {}", cost_title(&serde_json::to_value(report).unwrap_or_default()), report.scheduler);
+    println!("  {:<16} {:>16} {:>12} {:>14}", "program", "calls per switch", "ns per call", "ns per switch");
+    for program in &report.programs {
+        println!(
+            "  {:<16} {:>16.3} {:>12.0} {:>14.0}{}",
+            program.name,
+            program.calls_per_switch,
+            program.ns_per_call,
+            program.calls_per_switch * program.ns_per_call,
+            if program.is_callback { "" } else { "  (a hook)" }
+        );
+    }
+    println!(
+        "  {:.0} ns of BPF for each of {} context switches, of {:.0} ns in all ({:.0} ns of counting taken off each call)",
+        report.bpf_ns_per_switch, report.switches, report.ns_per_switch, report.overhead_ns
+    );
+}
+
+/// What a cost was counted under, from its report.
+pub fn cost_title(report: &Value) -> String {
+    let count = |key: &str| report[key].as_u64().unwrap_or(0);
+    let load = report["load"].as_str().unwrap_or_default();
+    let crowd = if load == "crowd" {
+        format!(" of {} tasks in {} groups", count("tasks"), count("groups").max(1))
+    } else {
+        String::new()
+    };
+    let feeders = if count("feeders") > 0 { format!(", {} feeders", count("feeders")) } else { String::new() };
+    format!("{load}{crowd}{feeders}, {} CPUs", count("cpus"))
+}
+
 fn signed_percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".to_string(), |share| format!("{:+.1} %", share * 100.0))
 }
@@ -267,7 +317,11 @@ pub fn print_comparison(comparison: &Comparison) {
             "\n  In the counted lab a nanosecond is an instruction: hold these figures against each other, quote none."
         );
     }
+    print_spread(comparison, &scenarios);
     print_fair_ratios(comparison, width);
+    print_costs(comparison, width);
+    print_trees(comparison, width);
+    print_storm_table(comparison, width);
     println!();
     for contender in &comparison.contenders {
         if let Some(failure) = &contender.failure {
@@ -334,9 +388,36 @@ fn print_row(width: usize, name: &str, cells: [&str; 8]) {
 }
 
 impl Contender {
-    fn feed(&self, scenario: Scenario) -> Option<&Value> {
-        self.runs.iter().find(|run| run.scenario == scenario).map(|run| &run.feed)
+    /// The run of that scenario whose GPUs were busy for the median time.
+    pub fn feed(&self, scenario: Scenario) -> Option<&Value> {
+        let feeds = self.runs.iter().filter(|run| run.scenario == scenario).map(|run| &run.feed);
+        median_of(feeds, |_| true, "gpu_busy")
     }
+
+    /// Largest minus smallest GPU busy of that scenario's runs.
+    fn busy_spread(&self, scenario: Scenario) -> f64 {
+        let runs = self.runs.iter().filter(|run| run.scenario == scenario);
+        let busy = runs.filter_map(|run| number(&run.feed, "gpu_busy"));
+        let (low, high) = busy.fold((f64::INFINITY, 0.0_f64), |(low, high), busy| (low.min(busy), high.max(busy)));
+        (high - low).max(0.0)
+    }
+
+    /// The run of the tree of that name whose worst error is the median.
+    pub fn tree(&self, tree: &str) -> Option<&Value> {
+        median_of(&self.weights, |report| report["tree"] == tree, "worst_error")
+    }
+}
+
+/// Of those that are `wanted`, the one whose `key` is the median, by size.
+pub fn median_of<'a>(
+    reports: impl IntoIterator<Item = &'a Value>,
+    wanted: impl Fn(&Value) -> bool,
+    key: &str,
+) -> Option<&'a Value> {
+    let mut reports: Vec<&Value> = reports.into_iter().filter(|report| wanted(report)).collect();
+    let size = |report: &Value| number(report, key).unwrap_or(0.0).abs();
+    reports.sort_by(|a, b| size(a).total_cmp(&size(b)));
+    reports.get(reports.len() / 2).copied()
 }
 
 impl Comparison {
@@ -371,9 +452,129 @@ fn print_run(comparison: &Comparison, contender: &Contender, scenario: Scenario,
     );
 }
 
+/// Says how far runs of the same lay apart.
+fn print_spread(comparison: &Comparison, scenarios: &[Scenario]) {
+    if comparison.runs < 2 || scenarios.is_empty() {
+        return;
+    }
+    println!(
+        "\nEach of {} runs: shown is the one of median GPU busy. Between the least and the most busy lie",
+        comparison.runs
+    );
+    for contender in &comparison.contenders {
+        let spreads = scenarios.iter().map(|&scenario| contender.busy_spread(scenario));
+        println!("  {}: {} at most", contender.name, percent(spreads.reduce(f64::max)));
+    }
+}
+
+/// Prints what BPF programs and whole context switches cost under each scheduler.
+fn print_costs(comparison: &Comparison, width: usize) {
+    let mut titles: Vec<String> = Vec::new();
+    for title in comparison.contenders.iter().flat_map(|contender| &contender.costs).map(cost_title) {
+        if !titles.contains(&title) {
+            titles.push(title);
+        }
+    }
+    if titles.is_empty() {
+        return;
+    }
+    println!("\ncost of a context switch, with the kernel's counting of BPF programs on");
+    for title in titles {
+        println!("  {title}");
+        println!("    {:<width$} {:>12} {:>12}  most of it", "scheduler", "BPF, ns", "in all, ns");
+        for contender in &comparison.contenders {
+            let Some(cost) = median_of(&contender.costs, |cost| cost_title(cost) == title, "bpf_ns_per_switch") else {
+                continue;
+            };
+            let mut parts: Vec<(f64, &str)> = (cost["programs"].as_array().into_iter().flatten())
+                .filter_map(|program| {
+                    let ns = number(program, "calls_per_switch")? * number(program, "ns_per_call")?;
+                    Some((ns, program["name"].as_str()?))
+                })
+                .collect();
+            parts.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let parts: Vec<String> = parts.iter().take(4).map(|(ns, name)| format!("{name} {ns:.0}")).collect();
+            println!(
+                "    {:<width$} {:>12} {:>12}  {}",
+                contender.name,
+                plain(number(cost, "bpf_ns_per_switch"), 0),
+                plain(number(cost, "ns_per_switch"), 0),
+                parts.join(", ")
+            );
+        }
+    }
+}
+
+/// Prints what came of storms under each scheduler.
+fn print_storm_table(comparison: &Comparison, width: usize) {
+    if comparison.contenders.iter().all(|contender| contender.storms.is_empty()) {
+        return;
+    }
+    println!(
+        "\nstorms: the longest that a task beside them was kept from running, and the scheduler's memory before and after"
+    );
+    println!("  {:<width$} {:<10} {:>12} {:>18} {:>20}", "scheduler", "storm", "done", "longest stall, ms", "MiB");
+    for contender in &comparison.contenders {
+        for storm in &contender.storms {
+            let mib = |key| plain(number(storm, key).map(|kib| kib / 1024.0), 1);
+            println!(
+                "  {:<width$} {:<10} {:>12} {:>18} {:>20}",
+                contender.name,
+                storm["storm"].as_str().unwrap_or_default(),
+                plain(number(storm, "done"), 0),
+                plain(number(storm, "longest_stall_ms"), 1),
+                format!("{} to {}", mib("rss_before_kib"), mib("rss_after_kib"))
+            );
+        }
+    }
+}
+
+/// Prints what trees of cgroups got under each scheduler.
+fn print_trees(comparison: &Comparison, width: usize) {
+    let mut names: Vec<&str> = Vec::new();
+    for name in
+        comparison.contenders.iter().flat_map(|contender| &contender.weights).filter_map(|tree| tree["tree"].as_str())
+    {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return;
+    }
+    println!(
+        "\ngroups: what they got against what they were due by weights and limits; the rows of each are in the JSON file"
+    );
+    for name in names {
+        println!("  {name}");
+        println!(
+            "    {:<width$} {:>9} {:>9} {:>9} {:>9} {:>9} {:>5}  worst is",
+            "scheduler", "worst", "mean", "over", "to idle", "longest", "idle"
+        );
+        println!(
+            "    {:<width$} {:>9} {:>9} {:>9} {:>9} {:>9} {:>5}",
+            "", "error", "error", "limit", "ones", "gap, ms", "CPUs"
+        );
+        for contender in &comparison.contenders {
+            let Some(tree) = contender.tree(name) else { continue };
+            println!(
+                "    {:<width$} {:>9} {:>9} {:>9} {:>9} {:>9} {:>5}  {}",
+                contender.name,
+                signed_percent(number(tree, "worst_error")),
+                percent(number(tree, "mean_error")),
+                signed_percent(number(tree, "worst_excess")),
+                percent(number(tree, "idle_share")),
+                plain(number(tree, "max_gap_ms"), 0),
+                plain(number(tree, "idle_cpus"), 2),
+                tree["worst"].as_str().unwrap_or_default()
+            );
+        }
+    }
+}
+
 fn print_fair_ratios(comparison: &Comparison, width: usize) {
     let Some(base) = comparison.contender(Role::Baseline).filter(|base| !base.fair.is_empty()) else { return };
-    println!("\nmicro-benchmarks (EEVDF, then ratios to it; below 1 is better for ns/op, above 1 for steps/s)");
+    println!("\nmicro-benchmarks (EEVDF, then ratios to it; below 1 is better, but for steps/s above 1)");
     let others = || comparison.contenders.iter().filter(|other| other.role != Role::Baseline && !other.fair.is_empty());
     print!("  {:<16} {:>18}", "", base.name);
     others().for_each(|other| print!(" {:>width$}", other.name));

@@ -1,19 +1,20 @@
 //! Memory shared by all tasks of a run: when it starts and ends, and a slot of results for each task.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::sample::Histogram;
-use crate::sys::{MS, now_ns, sleep_ns, tid};
+use crate::sys::{futex_wait, futex_wake, now_ns, tid};
 
 /// CPUs whose samples are told apart; those beyond share the last counter.
 pub const MAX_CPUS: usize = 256;
 
-/// When things happen, in ns of CLOCK_MONOTONIC. All are zero until the parent has seen every task ready.
+/// When things happen, in ns of CLOCK_MONOTONIC. All are zero until the parent, which has seen every task ready, opens.
 #[repr(C, align(64))]
 pub struct Control {
     ready: AtomicU32,
-    go_ns: AtomicU64,
+    is_open: AtomicU32,
     start_ns: AtomicU64,
     end_ns: AtomicU64,
 }
@@ -48,8 +49,8 @@ impl Control {
     /// Says that the calling task is set up, and waits for the start of the warm-up.
     pub fn ready_and_wait(&self) -> Window {
         self.ready.fetch_add(1, Relaxed);
-        while self.go_ns.load(Relaxed) == 0 {
-            sleep_ns(MS);
+        while self.is_open.load(Acquire) == 0 {
+            futex_wait(&self.is_open, 0, false);
         }
         self.window()
     }
@@ -64,12 +65,12 @@ impl Control {
         let now = now_ns();
         self.start_ns.store(now + warmup_ns, Relaxed);
         self.end_ns.store(now + warmup_ns + measure_ns, Relaxed);
-        self.go_ns.store(now, std::sync::atomic::Ordering::Release);
+        self.is_open.store(1, Release);
+        futex_wake(&self.is_open, i32::MAX, false);
         self.window()
     }
 
     fn window(&self) -> Window {
-        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         Window { start_ns: self.start_ns.load(Relaxed), end_ns: self.end_ns.load(Relaxed) }
     }
 }

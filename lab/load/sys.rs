@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// Nanoseconds in a millisecond.
@@ -199,6 +200,21 @@ impl Drop for Children {
             unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
         }
     }
+}
+
+/// Sleeps until `word` is woken, if it holds `expected`. It may return without a reason. `private`: only threads of this
+/// process wait on it.
+pub fn futex_wait(word: &AtomicU32, expected: u32, private: bool) {
+    let operation = libc::FUTEX_WAIT | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
+    // SAFETY: the word outlives the call; a null time-out is none.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, std::ptr::null::<libc::timespec>()) };
+}
+
+/// Wakes at most `threads` that wait on `word`.
+pub fn futex_wake(word: &AtomicU32, threads: i32, private: bool) {
+    let operation = libc::FUTEX_WAKE | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
+    // SAFETY: the word outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, threads) };
 }
 
 /// Mounts a file system of `kind`.

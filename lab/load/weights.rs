@@ -11,14 +11,13 @@ use serde::Serialize;
 
 use crate::cgroup::{self, Groups};
 use crate::feed::{active_scheduler, feeder_report, idle_shares, wait_ready};
-use crate::feeder::{Feeder, Policy, StartOn, WaitKind};
-use crate::gpu::{DeviceKind, Gpu, SubmitKind};
+use crate::feeder::Feeder;
+use crate::gpu::{DeviceKind, Gpu};
 use crate::neighbours;
 use crate::report::{self, FeederReport};
 use crate::sample::ProcStat;
 use crate::shared::{Shared, Slot, Window};
 use crate::sys::{self, Children, MS, fork_child};
-use crate::work::units_of_us;
 use tree::{Due, Group, GroupWeight, TaskKind, Tasks, Tree};
 
 /// What to measure.
@@ -197,10 +196,10 @@ fn run(args: &WeightsArgs, which: Tree) -> Result<TreeReport> {
         }
     }
     for (gpu, slot) in gpus.iter().zip(feeder_slots) {
-        children.add(fork_child("feeder", || plain_feeder(gpu).run(shared.control, slot))?);
+        children.add(fork_child("feeder", || Feeder::plain(gpu).run(shared.control, slot))?);
     }
 
-    wait_ready(shared, &mut children)?;
+    wait_ready(shared, shared.slots.len(), &mut children)?;
     let window = shared.control.go((args.warmup_s * 1e9) as u64, (args.seconds * 1e9) as u64);
     sys::sleep_until(window.start_ns);
     let before = Seen::now(&tree, &root)?;
@@ -228,21 +227,6 @@ fn run_task(group: &Path, tasks: &Tasks, index: usize, shared: Shared, slot: &Sl
         TaskKind::Bursty => neighbours::bursty(shared.control, slot, index),
     }
     Ok(())
-}
-
-/// A feeder as of `lab_load feed` without options.
-fn plain_feeder(gpu: &Gpu) -> Feeder {
-    Feeder {
-        gpu: gpu.clone(),
-        submit: SubmitKind::Ioctl,
-        wait: WaitKind::Block,
-        policy: Policy::Other,
-        start_on: StartOn::Anywhere,
-        pinned: None,
-        kernel_ns: 10 * MS,
-        work_units: units_of_us(1000),
-        loaders: Vec::new(),
-    }
 }
 
 /// What the kernel says at an instant.

@@ -1,5 +1,7 @@
 //! The unit of work: a fixed number of instructions, so that work done under two schedulers can be compared.
 
+use crate::sys::now_ns;
+
 /// Instructions in one unit. The counted lab executes one instruction per nanosecond, so a unit is 10 µs there.
 const UNIT_INSTRUCTIONS: u64 = 10_000;
 
@@ -10,6 +12,34 @@ pub const UNITS_PER_MS: u64 = 1_000_000 / UNIT_INSTRUCTIONS;
 pub fn work(units: u64) {
     for _ in 0..units {
         one_unit();
+    }
+}
+
+/// How fast this machine works.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Time that a unit takes an undisturbed CPU, in ns.
+    pub unit_ns: f64,
+    /// How many CPUs' work is done at once when all are busy: all of them, but 1 in the counted lab, where they take turns.
+    pub at_once: f64,
+}
+
+impl Pace {
+    /// Finds out, which takes some milliseconds on an idle machine of `cpus` CPUs.
+    pub fn measure(cpus: usize) -> Self {
+        const UNITS: u64 = 5 * UNITS_PER_MS;
+        let start_ns = now_ns();
+        work(UNITS);
+        let alone_ns = (now_ns() - start_ns) as f64;
+        let start_ns = now_ns();
+        std::thread::scope(|scope| {
+            (0..cpus).for_each(|_| {
+                scope.spawn(|| work(UNITS));
+            });
+        });
+        let together_ns = (now_ns() - start_ns) as f64;
+        let at_once = (alone_ns * cpus as f64 / together_ns).round().clamp(1.0, cpus as f64);
+        Self { unit_ns: alone_ns / UNITS as f64, at_once }
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use crate::neighbours::BATCH_BYTES;
 use crate::shared::map_shared;
-use crate::sys::{check, now_ns};
+use crate::sys::{check, futex_wait, futex_wake, now_ns};
 
 /// What carries requests and batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,20 +131,6 @@ fn take(count: &AtomicU32, private: bool) {
             return;
         }
     }
-}
-
-/// Sleeps until `word` is woken, if it holds `expected`. It may return without a reason.
-pub fn futex_wait(word: &AtomicU32, expected: u32, private: bool) {
-    let operation = libc::FUTEX_WAIT | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
-    // SAFETY: the word outlives the call; a null time-out is none.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, std::ptr::null::<libc::timespec>()) };
-}
-
-/// Wakes at most `threads` that wait on `word`.
-pub fn futex_wake(word: &AtomicU32, threads: i32, private: bool) {
-    let operation = libc::FUTEX_WAKE | if private { libc::FUTEX_PRIVATE_FLAG } else { 0 };
-    // SAFETY: the word outlives the call.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, threads) };
 }
 
 /// Waits until one of `files` can be read or CLOCK_MONOTONIC reads `deadline_ns`; tells for each whether it can.

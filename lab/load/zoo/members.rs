@@ -12,12 +12,12 @@ use std::thread::Scope;
 use anyhow::{Context, Result};
 
 use super::cast::{Cast, Part, Truth};
-use super::link::{LinkKind, futex_wait, futex_wake, wait_readable};
+use super::link::{LinkKind, wait_readable};
 use crate::cgroup;
 use crate::feeder::WaitKind;
 use crate::gpu::{Gpu, Queue, SubmitKind};
 use crate::neighbours;
-use crate::sys::{MS, check, fork_child, mount, now_ns, sleep_ns, sleep_until};
+use crate::sys::{MS, check, fork_child, futex_wait, futex_wake, mount, now_ns, sleep_ns, sleep_until};
 use crate::work::{UNITS_PER_MS, work};
 
 /// Length of a GPU kernel, as of the feeders of `lab_load feed`.

@@ -1,0 +1,252 @@
+//! Storms: far more tasks, groups, forks, yields or changes of affinity than any sane machine has. A task beside them
+//! watches how long it is kept from running, and whether the scheduler stays.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::cgroup::{self, Groups};
+use crate::feed::{active_scheduler, wait_ready};
+use crate::report;
+use crate::shared::{Control, Shared, Slot};
+use crate::sys::{self, Children, MS, check, fork_child, now_ns};
+use crate::work::{Sequence, work};
+
+/// What to raise.
+#[derive(Args, Clone, Debug)]
+pub struct StormArgs {
+    /// Which storms [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub storms: Vec<Storm>,
+    /// Tasks of the storm of tasks
+    #[arg(long, default_value_t = 10_000)]
+    pub tasks: usize,
+    /// Groups of the storm of groups
+    #[arg(long, default_value_t = 2000)]
+    pub groups: usize,
+    /// How long each of them goes on, in s; the one of groups ends when all are made and removed
+    #[arg(long, default_value_t = 5.0)]
+    pub seconds: f64,
+    /// The scheduler's process, whose memory is looked at
+    #[arg(long)]
+    pub scheduler_pid: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A storm.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Storm {
+    /// Thousands of tasks that can all run
+    Tasks,
+    /// Thousands of cgroups made and removed, while tasks move through them
+    Groups,
+    /// Processes that fork and exit without a pause
+    Fork,
+    /// Tasks that yield without a pause
+    Yield,
+    /// Tasks that change their affinity without a pause
+    Affinity,
+}
+
+/// What came of one storm.
+#[derive(Debug, Serialize)]
+pub struct StormReport {
+    /// Which.
+    pub storm: Storm,
+    /// The sched_ext scheduler that was active before, or `kernel`.
+    pub scheduler: String,
+    /// Whether it still was after it.
+    pub still_active: bool,
+    /// How long it went on.
+    pub seconds: f64,
+    /// What it did: units of work, moves, forks, yields, or changes of affinity.
+    pub done: u64,
+    /// Longest time that a task which wants to run for a moment every 5 ms had to wait.
+    pub longest_stall_ms: f64,
+    /// Memory of the scheduler's process before, in KiB; none if it is not known.
+    pub rss_before_kib: Option<u64>,
+    /// The same after.
+    pub rss_after_kib: Option<u64>,
+}
+
+/// `lab_load storm`.
+pub fn main(args: &StormArgs) -> Result<()> {
+    anyhow::ensure!(args.seconds > 0.0 && args.tasks > 0 && args.groups > 0, "there would be no storm");
+    let storms = if args.storms.is_empty() { Storm::value_variants() } else { &args.storms };
+    let mut reports = Vec::new();
+    for &storm in storms {
+        reports.push(run(args, storm).with_context(|| format!("the storm {storm:?}"))?);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&reports)?);
+    } else {
+        report::print_storms(&reports);
+    }
+    Ok(())
+}
+
+/// Processes of a storm, by its kind.
+const FORKERS: usize = 8;
+const YIELDERS_PER_CPU: usize = 4;
+const MOVERS: usize = 16;
+/// Threads in one process of the storm of tasks.
+const THREADS: usize = 500;
+
+fn run(args: &StormArgs, storm: Storm) -> Result<StormReport> {
+    /// Time for all to end after it, however badly they are scheduled.
+    const GRACE_NS: u64 = 120_000 * MS;
+    let cpus = sys::affinity()?;
+    let processes = match storm {
+        Storm::Tasks => args.tasks.div_ceil(THREADS),
+        Storm::Groups | Storm::Affinity => MOVERS,
+        Storm::Fork => FORKERS,
+        Storm::Yield => YIELDERS_PER_CPU * cpus.len(),
+    };
+    let scheduler = active_scheduler();
+    let rss_before_kib = args.scheduler_pid.and_then(rss_kib);
+    let shared = Shared::new(processes).context("mapping shared memory")?;
+    let mut groups = Groups::default();
+    let mut children = Children::default();
+    let from_ns = now_ns();
+    let places = if storm == Storm::Groups { make_groups(args.groups, &mut groups)? } else { Vec::new() };
+    for (index, slot) in shared.slots.iter().enumerate() {
+        let (control, places, cpus) = (shared.control, &places, &cpus);
+        let threads = THREADS.min(args.tasks - (index * THREADS).min(args.tasks));
+        children.add(fork_child("storm", || match storm {
+            Storm::Tasks => crowd(control, slot, threads),
+            Storm::Groups => mover(control, slot, index, places),
+            Storm::Fork => until_end(control, slot, fork_once),
+            Storm::Yield => until_end(control, slot, || {
+                std::thread::yield_now();
+                Ok(())
+            }),
+            Storm::Affinity => changer(control, slot, index, cpus),
+        })?);
+    }
+    wait_ready(shared, if storm == Storm::Tasks { args.tasks } else { processes }, &mut children)?;
+    let window = shared.control.go(0, (args.seconds * 1e9) as u64);
+    let mut longest_ns = 0;
+    while !children.reap()? {
+        anyhow::ensure!(now_ns() < window.end_ns + GRACE_NS, "it does not end");
+        longest_ns = longest_ns.max(moment_ns());
+    }
+    // Removing groups is part of it.
+    drop(groups);
+    Ok(StormReport {
+        storm,
+        still_active: active_scheduler() == scheduler,
+        scheduler,
+        seconds: (now_ns() - from_ns) as f64 / 1e9,
+        done: shared.slots.iter().map(|slot| slot.steps.load(Relaxed)).sum(),
+        longest_stall_ms: longest_ns as f64 / 1e6,
+        rss_before_kib,
+        rss_after_kib: args.scheduler_pid.and_then(rss_kib),
+    })
+}
+
+/// Sleeps for a moment and returns how much later than that this task ran, in ns.
+fn moment_ns() -> u64 {
+    let due_ns = now_ns() + 5 * MS;
+    sys::sleep_until(due_ns);
+    now_ns().saturating_sub(due_ns)
+}
+
+/// Memory of the process `pid` in KiB.
+fn rss_kib(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok())
+}
+
+fn make_groups(count: usize, groups: &mut Groups) -> Result<Vec<PathBuf>> {
+    let root = cgroup::root()?;
+    cgroup::delegate(&root, "cpu")?;
+    let mut sequence = Sequence::new(count);
+    let mut places: Vec<PathBuf> = Vec::new();
+    for index in 0..count {
+        // A group in ten holds the nine after it.
+        let parent = if index % 10 == 0 { root.clone() } else { places[index / 10 * 10].clone() };
+        let place = Path::new(&parent).join(format!("lab_load_storm{index}"));
+        groups.make(&place)?;
+        if index % 10 == 0 {
+            cgroup::delegate(&place, "cpu")?;
+        }
+        cgroup::write(&place, "cpu.weight", &sequence.between(1, 1000).to_string())?;
+        places.push(place);
+    }
+    Ok(places)
+}
+
+/// Repeats `operation` until the end, and counts.
+fn until_end(control: &Control, slot: &Slot, mut operation: impl FnMut() -> Result<()>) -> Result<()> {
+    /// Operations between two looks at the clock, which is slow in the lab.
+    const BATCH: u64 = 32;
+    let window = control.ready_and_wait();
+    while now_ns() < window.end_ns {
+        (0..BATCH).try_for_each(|_| operation())?;
+        slot.steps.fetch_add(BATCH, Relaxed);
+    }
+    Ok(())
+}
+
+/// `threads` threads that compute.
+fn crowd(control: &Control, slot: &Slot, threads: usize) -> Result<()> {
+    const STACK_BYTES: usize = 64 * 1024;
+    std::thread::scope(|scope| {
+        let compute = || {
+            until_end(control, slot, || {
+                work(1);
+                Ok(())
+            })
+        };
+        for _ in 1..threads {
+            std::thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, compute)
+                .context("starting a thread")?;
+        }
+        compute()
+    })
+}
+
+/// Goes through all groups, each mover from another one on.
+fn mover(control: &Control, slot: &Slot, index: usize, places: &[PathBuf]) -> Result<()> {
+    control.ready_and_wait();
+    for turn in 0..places.len() {
+        let place = &places[(turn + index * places.len() / MOVERS) % places.len()];
+        // Those that hold others take no tasks.
+        if cgroup::join(place).is_ok() {
+            slot.steps.fetch_add(1, Relaxed);
+        }
+        work(1);
+    }
+    cgroup::join(Path::new(cgroup::ROOT))
+}
+
+fn fork_once() -> Result<()> {
+    // SAFETY: this process has one thread; the child does nothing but exit.
+    let pid = check(unsafe { libc::fork() })?;
+    if pid == 0 {
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: a null status is allowed.
+    check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) })?;
+    Ok(())
+}
+
+/// Ties itself to one CPU after another.
+fn changer(control: &Control, slot: &Slot, index: usize, cpus: &[usize]) -> Result<()> {
+    let mut sequence = Sequence::new(index);
+    until_end(control, slot, || {
+        let cpu = cpus[sequence.between(0, cpus.len() as u64 - 1) as usize];
+        sys::set_affinity(&[cpu])?;
+        work(1);
+        Ok(())
+    })
+}
