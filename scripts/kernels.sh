@@ -101,3 +101,21 @@ fetch_kernel() {
     mv "$tmp/tree" "$kernels/$release"
     rm -rf "$tmp"
 }
+
+# The build options of an unpacked release, fetched if its packages lack them. Fails if there are none.
+kernel_config() {
+    local release=$1 series package config tmp
+    config=$kernels/$release/boot/config-$release
+    if [[ ! -e $config ]]; then
+        series=$(cut -d. -f1,2 <<<"$release")
+        package=linux-config-$series
+        update_index
+        has_package "$package" || return 1
+        tmp=$(mktemp -d "$kernels/.fetch.XXXXXX")
+        (cd "$tmp" && private_apt apt-get -q download "$package" >&2) && dpkg-deb -x "$tmp"/*.deb "$tmp/tree" &&
+            mkdir -p "${config%/*}" && xzcat "$tmp/tree/usr/src/linux-config-$series/config.amd64_none_amd64.xz" >"$tmp/config" &&
+            mv "$tmp/config" "$config"
+        rm -rf "$tmp"
+    fi
+    [[ -s $config ]] && echo "$config"
+}

@@ -1,5 +1,6 @@
 //! Charts of what `lab_load compare` wrote.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -137,17 +138,22 @@ fn name_of(contender: &Value) -> String {
 /// How the cost of a crowd's context switch grows with `size`, all else the same; none if it was measured for one only.
 fn growth(contenders: &[Value], size: &str) -> Option<String> {
     let (title, unit) = (format!("Cost of a context switch by number of {size}"), "instructions, less is better");
-    let sizes = ["tasks", "groups", "cpus", "feeders"];
     let crowds = |contender| list(contender, "costs").filter(|cost| cost["load"] == "crowd");
-    // All else the same: as in the smallest measured.
-    let least = |key: &str| contenders.iter().flat_map(crowds).filter_map(|cost| cost[key].as_u64()).min();
-    let others: Vec<(&str, Option<u64>)> =
-        sizes.into_iter().filter(|&key| key != size).map(|key| (key, least(key))).collect();
+    let others = |cost: &Value| {
+        let others = ["tasks", "groups", "cpus", "feeders"].into_iter().filter(|&key| key != size);
+        others.map(|key| cost[key].as_u64().unwrap_or(0)).collect::<Vec<_>>()
+    };
+    // All else the same: as it is where most sizes were measured.
+    let mut sizes: BTreeMap<Vec<u64>, BTreeSet<u64>> = BTreeMap::new();
+    for cost in contenders.iter().flat_map(crowds) {
+        sizes.entry(others(cost)).or_default().extend(cost[size].as_u64());
+    }
+    let (same, _) = sizes.into_iter().max_by_key(|(_, sizes)| sizes.len())?;
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for contender in contenders {
         for (key, what) in [("ns_per_switch", "in all"), ("bpf_ns_per_switch", "BPF")] {
             let points = crowds(contender)
-                .filter(|cost| others.iter().all(|&(key, least)| cost[key].as_u64() == least))
+                .filter(|cost| others(cost) == same)
                 .filter_map(|cost| Some((cost[size].as_f64()?.max(1.0), cost[key].as_f64()?)))
                 .filter(|&(_, ns)| ns > 0.0);
             let name = format!("{}, {what}", name_of(contender));

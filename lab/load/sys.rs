@@ -37,6 +37,14 @@ pub fn sleep_ns(ns: u64) {
     std::thread::sleep(Duration::from_nanos(ns));
 }
 
+/// Names this thread, so that people can tell it from others; the kernel keeps 15 characters.
+pub fn set_name(name: &str) {
+    if let Ok(name) = std::ffi::CString::new(name) {
+        // SAFETY: the name outlives the call.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    }
+}
+
 /// Makes this thread's timers expire on time instead of up to 50 µs late, as a device's interrupt would.
 pub fn no_timer_slack() {
     // SAFETY: takes integers only.
@@ -131,6 +139,7 @@ pub fn fork_child(name: &str, body: impl FnOnce() -> anyhow::Result<()>) -> io::
     }
     // SAFETY: takes integers only.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    set_name(name);
     // The parent may have died before the line above.
     // SAFETY: no arguments.
     let orphan = unsafe { libc::getppid() } != parent;

@@ -21,6 +21,7 @@ mod probe;
 mod rule;
 mod smoke;
 mod stoker;
+mod weights;
 mod word;
 mod workload;
 mod zoo;
