@@ -159,7 +159,8 @@ fn run(args: &CostArgs, load: CostLoad, tasks: usize, groups: usize, overhead_ns
     let idle: f64 = crate::feed::idle_shares(&from.stat, &to.stat, wall_ns).values().sum();
     let switches = to.stat.switches - from.stat.switches;
     let per_switch = |amount: f64| amount / switches.max(1) as f64;
-    // Where CPUs take turns, the turns of the others are in every time that is measured on one.
+    // Where CPUs take turns, the turns of the others are in every time that is measured on one. This takes them off as if
+    // they fell everywhere alike; where CPUs wait for each other's locks they do not.
     let busy = (cpus as f64 - idle).max(1.0);
     let stretch = busy / busy.min(pace.at_once);
     let programs: Vec<ProgramCost> = stats::between(&from.programs, to.programs)
@@ -181,7 +182,9 @@ fn run(args: &CostArgs, load: CostLoad, tasks: usize, groups: usize, overhead_ns
         seconds: wall_ns as f64 / 1e9,
         switches,
         ns_per_switch: per_switch((cpus as f64 - idle) / stretch * wall_ns as f64),
-        bpf_ns_per_switch: programs.iter().map(|program| program.calls_per_switch * program.ns_per_call).sum(),
+        bpf_ns_per_switch: programs
+            .iter()
+            .fold(0.0, |sum, program| sum + program.calls_per_switch * program.ns_per_call),
         overhead_ns,
         programs,
     })

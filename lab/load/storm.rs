@@ -95,6 +95,8 @@ pub fn main(args: &StormArgs) -> Result<()> {
 const FORKERS: usize = 8;
 const YIELDERS_PER_CPU: usize = 4;
 const MOVERS: usize = 16;
+/// Groups in a batch of the storm of groups: the first of them holds the others.
+const BATCH_OF_GROUPS: usize = 10;
 /// Threads in one process of the storm of tasks.
 const THREADS: usize = 500;
 
@@ -169,11 +171,14 @@ fn make_groups(count: usize, groups: &mut Groups) -> Result<Vec<PathBuf>> {
     let mut sequence = Sequence::new(count);
     let mut places: Vec<PathBuf> = Vec::new();
     for index in 0..count {
-        // A group in ten holds the nine after it.
-        let parent = if index % 10 == 0 { root.clone() } else { places[index / 10 * 10].clone() };
+        let parent = if index % BATCH_OF_GROUPS == 0 {
+            root.clone()
+        } else {
+            places[index / BATCH_OF_GROUPS * BATCH_OF_GROUPS].clone()
+        };
         let place = Path::new(&parent).join(format!("lab_load_storm{index}"));
         groups.make(&place)?;
-        if index % 10 == 0 {
+        if index % BATCH_OF_GROUPS == 0 {
             cgroup::delegate(&place, "cpu")?;
         }
         cgroup::write(&place, "cpu.weight", &sequence.between(1, 1000).to_string())?;
@@ -218,9 +223,10 @@ fn crowd(control: &Control, slot: &Slot, threads: usize) -> Result<()> {
 fn mover(control: &Control, slot: &Slot, index: usize, places: &[PathBuf]) -> Result<()> {
     control.ready_and_wait();
     for turn in 0..places.len() {
-        let place = &places[(turn + index * places.len() / MOVERS) % places.len()];
+        let at = (turn + index * places.len() / MOVERS) % places.len();
         // Those that hold others take no tasks.
-        if cgroup::join(place).is_ok() {
+        if at % BATCH_OF_GROUPS != 0 {
+            cgroup::join(&places[at])?;
             slot.steps.fetch_add(1, Relaxed);
         }
         work(1);
