@@ -285,9 +285,11 @@ impl Contender {
     }
 
     fn try_measure(&mut self, args: &CompareArgs, policy: &str, running: Option<&Running>) -> Result<()> {
-        let (ops, pid) = running.map(|running| (running.ops.as_str(), running.child.id())).unzip();
-        let still_active = || match ops {
-            Some(ops) if active_scheduler() != ops => bail!("it left during the run"),
+        let pid = running.map(|running| running.child.id());
+        let still_active = || match running {
+            Some(running) if active_scheduler() != running.ops => {
+                bail!("it left during the run: {}", running.last_words())
+            }
             _ => Ok(()),
         };
         let wants = |part: Part| args.parts.contains(&part);
@@ -415,6 +417,24 @@ impl Running {
         }
         self.ops = active_scheduler();
         Ok(())
+    }
+
+    /// Why the scheduler ended, in its own words: schedulers made with scx_utils print a line about it.
+    fn last_words(&self) -> String {
+        /// Time to find out that it has been thrown out, and to say so.
+        const LIMIT_NS: u64 = 5000 * MS;
+        let limit_ns = now_ns() + LIMIT_NS;
+        loop {
+            let bytes = fs::read(&self.output).unwrap_or_default();
+            let text = String::from_utf8_lossy(&bytes);
+            if let Some(line) = text.lines().find(|line| line.starts_with("EXIT:")) {
+                return line.to_string();
+            }
+            if now_ns() >= limit_ns {
+                return "it does not say why".to_string();
+            }
+            sleep_ns(50 * MS);
+        }
     }
 
     /// Shows the last lines that the scheduler printed.

@@ -171,14 +171,14 @@ fn make_groups(count: usize, groups: &mut Groups) -> Result<Vec<PathBuf>> {
     let mut sequence = Sequence::new(count);
     let mut places: Vec<PathBuf> = Vec::new();
     for index in 0..count {
-        let parent = if index % BATCH_OF_GROUPS == 0 {
+        let parent = if index.is_multiple_of(BATCH_OF_GROUPS) {
             root.clone()
         } else {
             places[index / BATCH_OF_GROUPS * BATCH_OF_GROUPS].clone()
         };
         let place = Path::new(&parent).join(format!("lab_load_storm{index}"));
         groups.make(&place)?;
-        if index % BATCH_OF_GROUPS == 0 {
+        if index.is_multiple_of(BATCH_OF_GROUPS) {
             cgroup::delegate(&place, "cpu")?;
         }
         cgroup::write(&place, "cpu.weight", &sequence.between(1, 1000).to_string())?;
@@ -225,7 +225,7 @@ fn mover(control: &Control, slot: &Slot, index: usize, places: &[PathBuf]) -> Re
     for turn in 0..places.len() {
         let at = (turn + index * places.len() / MOVERS) % places.len();
         // Those that hold others take no tasks.
-        if at % BATCH_OF_GROUPS != 0 {
+        if !at.is_multiple_of(BATCH_OF_GROUPS) {
             cgroup::join(&places[at])?;
             slot.steps.fetch_add(1, Relaxed);
         }
