@@ -427,8 +427,8 @@ impl Running {
         loop {
             let bytes = fs::read(&self.output).unwrap_or_default();
             let text = String::from_utf8_lossy(&bytes);
-            if let Some(line) = text.lines().find(|line| line.starts_with("EXIT:")) {
-                return line.to_string();
+            if let Some((_, reason)) = text.lines().find_map(|line| line.split_once("EXIT: ")) {
+                return reason.to_string();
             }
             if now_ns() >= limit_ns {
                 return "it does not say why".to_string();

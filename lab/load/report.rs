@@ -461,7 +461,7 @@ fn print_spread(comparison: &Comparison, scenarios: &[Scenario]) {
         "\nEach of {} runs: shown is the one of median GPU busy. Between the least and the most busy lie",
         comparison.runs
     );
-    for contender in &comparison.contenders {
+    for contender in comparison.contenders.iter().filter(|contender| !contender.runs.is_empty()) {
         let spreads = scenarios.iter().map(|&scenario| contender.busy_spread(scenario));
         println!("  {}: {} at most", contender.name, percent(spreads.reduce(f64::max)));
     }
