@@ -25,7 +25,7 @@ pub struct FairArgs {
     /// Which benchmark; may be given several times
     #[arg(long, value_enum, default_value = "all")]
     pub what: Vec<What>,
-    /// How often each is repeated
+    /// How often each is repeated; the build a third as often
     #[arg(long, default_value_t = 3)]
     pub runs: usize,
     /// About how long each repetition takes, in s
@@ -118,7 +118,9 @@ pub fn run(args: &FairArgs) -> Result<Vec<FairReport>> {
 impl What {
     fn repeat(self, args: &FairArgs) -> Result<FairReport> {
         let once = |_| self.once(args.seconds).with_context(|| format!("benchmark {self:?}"));
-        let runs = (0..args.runs).map(once).collect::<Result<Vec<f64>>>()?;
+        // A build takes as long as all repetitions of another benchmark.
+        let repetitions = if self == Self::Make { args.runs.div_ceil(3) } else { args.runs };
+        let runs = (0..repetitions).map(once).collect::<Result<Vec<f64>>>()?;
         let mut sorted = runs.clone();
         sorted.sort_by(f64::total_cmp);
         let median = sorted[sorted.len() / 2];
