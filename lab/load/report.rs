@@ -478,7 +478,9 @@ fn print_costs(comparison: &Comparison, width: usize) {
     if titles.is_empty() {
         return;
     }
-    println!("\ncost of a context switch, with the kernel's counting of BPF programs on");
+    println!(
+        "\ncost of a context switch, with the kernel's counting of BPF programs on; \"in all\" has the load's own work in it"
+    );
     for title in titles {
         println!("  {title}");
         println!("    {:<width$} {:>12} {:>12}  most of it", "scheduler", "BPF, ns", "in all, ns");

@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn axis_marks_are_round() {
-        assert_eq!(step_of(1.0), 0.2);
+        assert_eq!(step_of(1.0), 0.1);
         assert_eq!(step_of(73.0), 10.0);
         assert_eq!(short(-0.001), "0");
         assert_eq!(short(0.25), "0.25");
