@@ -128,25 +128,32 @@ static void account_stopping(struct task_ctx *tctx, bool runnable, u64 now)
 }
 
 /* Takes what @p, a supplier, ran by its grant out of the budget of the domain that it works for. */
-static void settle_supplier(struct task_struct *p, struct cpu_ctx *cctx)
+static void settle_supplier(struct task_struct *p, u64 run_ns)
 {
 	struct task_ctx *tctx = task_ctx_of(p);
 
-	if (tctx && tctx->granted)
-		charge_budget(gpu_domain[tctx->supplied_gpu % STOKER_MAX_GPUS],
-			      p->se.sum_exec_runtime - cctx->run_sum_ns);
+	if (!tctx || !tctx->granted)
+		return;
+	charge_budget(gpu_domain[tctx->supplied_gpu % STOKER_MAX_GPUS], run_ns);
+	/* If it goes on, it does so by its fair share. */
+	tctx->granted = false;
 }
 
 /*
- * Takes account of what @p ran on @cpu since the last time: its vtime, and for
- * a feeder its domain's budget and its GPU's counters.
+ * Takes account of what @p ran on @cpu since the last time: its vtime, for a
+ * feeder its domain's budget and its GPU's counters, for a supplier the budget.
  */
 static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, struct cpu_ctx *cctx)
 {
 	u64 run_ns = p->se.sum_exec_runtime - cctx->run_sum_ns;
-	u64 vtime = p->scx.dsq_vtime + vtime_of(p, run_ns);
+	u64 vtime = p->scx.dsq_vtime + vtime_of(p, cctx->group, run_ns);
+	u32 limit = group_of(cctx->group)->limit;
 
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
+	if (limit)
+		charge_limits(limit, run_ns, !!feeder);
+	if (cctx->user == CPU_SUPPLIER)
+		settle_supplier(p, run_ns);
 	if (feeder) {
 		u64 limit = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
 
@@ -159,5 +166,5 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 		if (feeder->granted && time_after(vtime, limit))
 			vtime = limit;
 	}
-	scx_bpf_task_set_dsq_vtime(p, vtime);
+	set_vtime(p, vtime);
 }

@@ -77,23 +77,16 @@ static void note_gpu_use(u64 until)
 }
 
 /* Ties @tctx to @gpu: the one it feeds now. */
-static void feed_gpu(struct task_ctx *tctx, u32 gpu)
+static void feed_gpu(struct task_ctx *tctx, u32 gpu, u64 now)
 {
+	u64 others = tctx->gpus & ~(1ULL << (gpu % 64));
+
+	tctx->gpus |= 1ULL << (gpu % 64);
 	tctx->gpu = gpu;
-	tctx->domain = gpu_domain[gpu % STOKER_MAX_GPUS];
-}
-
-static __always_inline u32 lowest_bit(u64 bits)
-{
-	u32 n = 0;
-
-	/* __builtin_ctzll has no BPF instruction before cpu v4 */
-	if (!(bits & 0xffffffffULL)) { n += 32; bits >>= 32; }
-	if (!(bits & 0xffff)) { n += 16; bits >>= 16; }
-	if (!(bits & 0xff)) { n += 8; bits >>= 8; }
-	if (!(bits & 0xf)) { n += 4; bits >>= 4; }
-	if (!(bits & 0x3)) { n += 2; bits >>= 2; }
-	return n + !(bits & 1);
+	if (others)
+		weigh_home(tctx, gpu, now);
+	else
+		tctx->domain = gpu_domain[gpu % STOKER_MAX_GPUS];
 }
 
 /* Notes the process, so that user space can look after its threads. */
@@ -116,13 +109,21 @@ static void note_process(struct task_struct *p, u64 gpus, u64 now)
 		__sync_fetch_and_add(&processes_lost, 1);
 }
 
+/* The GPUs that @p's process is known to use. */
+static u64 gpus_of_process(const struct task_struct *p)
+{
+	struct stoker_process *known;
+	u32 tgid = p->tgid;
+
+	known = bpf_map_lookup_elem(&processes, &tgid);
+	return known && known->start_ns == p->group_leader->start_boottime ? known->gpus : 0;
+}
+
 /* @tctx showed a sign of work for @gpu. */
 static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 {
-	if (tctx->gpu != gpu) {
-		tctx->gpus |= 1ULL << (gpu % 64);
-		feed_gpu(tctx, gpu);
-	}
+	if (tctx->gpu != gpu || tctx->gpus & (tctx->gpus - 1))
+		feed_gpu(tctx, gpu, now);
 	tctx->evidence |= evidence;
 	if (time_before(now, tctx->barred_until))
 		return;
@@ -134,6 +135,7 @@ static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 	/* Renewed a hundred times in its life at most: an ioctl is not to cost more. */
 	if (time_before(tctx->feeder_until, now + evidence_ttl_ns / 100 * 99)) {
 		tctx->feeder_until = now + evidence_ttl_ns;
+		know(tctx, tctx->feeder_until);
 		note_gpu_use(tctx->feeder_until);
 	}
 }
@@ -164,17 +166,16 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 	if (!(gpus & (gpus - 1))) {
 		u32 gpu = lowest_bit(gpus);
 
-		if (!(tctx->gpus & gpus)) {
-			tctx->gpus |= gpus;
-			feed_gpu(tctx, gpu);
-		}
-		if (evidence == STOKER_EV_MMAP)
+		if (!(tctx->gpus & gpus))
+			feed_gpu(tctx, gpu, now);
+		if (evidence == STOKER_EV_MMAP || evidence == STOKER_EV_POLL)
 			tctx->doorbell_until = now + evidence_ttl_ns;
 		else if (evidence == STOKER_EV_IOCTL)
 			note_sign(tctx, gpu, evidence, now);
 	}
 	if ((tctx->evidence & evidence) != evidence || evidence != STOKER_EV_IOCTL) {
 		tctx->evidence |= evidence;
+		know(tctx, now + evidence_ttl_ns);
 		note_process(p, gpus, now);
 		note_gpu_use(now + evidence_ttl_ns);
 	}
@@ -193,16 +194,16 @@ static __always_inline void note_vcpu(void)
 }
 
 /*
- * True when @p may submit to a GPU by writing to a mapping of it, so that
- * nothing is seen of its work but how it waits: as a virtual CPU of a guest that
- * has the GPU does, too. Of a process of which only that
+ * True when @p may submit to a GPU by writing to a mapping of it, or waits for
+ * one by polling its file, so that nothing is seen of its work but how it waits:
+ * as a virtual CPU of a guest that has the GPU does, too. Of a process of which only that
  * it uses a GPU is known, the main thread may: others may be its workers, and
  * are told from feeders by the GPU's interrupt alone.
  */
 static __always_inline bool may_ring(const struct task_struct *p, const struct task_ctx *tctx, u64 now)
 {
 	return time_before(now, tctx->doorbell_until) &&
-	       (tctx->evidence & (STOKER_EV_MMAP | STOKER_EV_VCPU) || p->pid == p->tgid);
+	       (tctx->evidence & (STOKER_EV_MMAP | STOKER_EV_POLL | STOKER_EV_VCPU) || p->pid == p->tgid);
 }
 
 /* @p used up its turn and goes on, as a thread does that polls for its GPU. */
@@ -210,6 +211,13 @@ static __always_inline void note_full_turn(struct task_struct *p, struct task_ct
 {
 	if (may_ring(p, tctx, now))
 		note_sign(tctx, tctx->gpu, 0, now);
+}
+
+/* @tctx, a kthread, was woken for the sake of @gpus: whom it wakes within a while waits for one of them. */
+static void relay(struct task_ctx *tctx, u64 gpus, u64 now)
+{
+	tctx->relay_gpus = gpus;
+	tctx->relay_until = now + RELAY_NS;
 }
 
 SEC("tp_btf/irq_handler_entry")
@@ -227,12 +235,20 @@ int BPF_PROG(stoker_irq_entry, int irq)
 }
 
 SEC("tp_btf/irq_handler_exit")
-int BPF_PROG(stoker_irq_exit, int irq)
+int BPF_PROG(stoker_irq_exit, int irq, struct irqaction *action, int ret)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
 
-	if (cctx->irq_gpus)
-		cctx->irq_gpus = 0;
+	if (!cctx->irq_gpus)
+		return 0;
+	/* Its thread is a real-time one, of which the scheduler sees nothing but whom it wakes. */
+	if (ret & IRQ_WAKE_THREAD && action->thread) {
+		struct task_ctx *tctx = task_ctx_of(action->thread);
+
+		if (tctx)
+			relay(tctx, cctx->irq_gpus, scx_bpf_now());
+	}
+	cctx->irq_gpus = 0;
 	return 0;
 }
 
@@ -258,6 +274,15 @@ int BPF_PROG(stoker_mmap_file, struct file *file)
 {
 	if (file)
 		note_use(file, STOKER_EV_MMAP);
+	return 0;
+}
+
+/* A thread asks @file to wake it: from poll(2), select(2) and the like, when it is about to sleep. */
+SEC("fentry/__pollwait")
+int BPF_PROG(stoker_pollwait, struct file *file)
+{
+	if (gpus_in_use)
+		note_use(file, STOKER_EV_POLL);
 	return 0;
 }
 
@@ -303,14 +328,15 @@ int report_thread(struct stoker_thread_report *report)
 		u64 until = scx_bpf_now() + evidence_ttl_ns;
 
 		if (!(report->gpus & (1ULL << (tctx->gpu % 64)))) {
+			feed_gpu(tctx, lowest_bit(report->gpus), scx_bpf_now());
 			tctx->gpus |= report->gpus;
-			feed_gpu(tctx, lowest_bit(report->gpus));
 		}
 		tctx->evidence |= report->evidence;
 		if (report->word == STOKER_WORD_FEEDER)
 			tctx->feeder_until = until;
 		else
 			tctx->doorbell_until = until;
+		know(tctx, until);
 		note_gpu_use(until);
 	}
 out:

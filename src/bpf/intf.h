@@ -23,6 +23,7 @@ enum stoker_limits {
 	STOKER_MAX_LLCS		= 128,
 	STOKER_MAX_GPUS		= 64,	/* a thread's GPUs fit in one u64 */
 	STOKER_MAX_DOMAINS	= 64,	/* likewise the domains of a CPU */
+	STOKER_MAX_GROUPS	= 8192,	/* cgroups with the cpu controller; more count as their parents */
 	/* What maps hold: user space makes them larger, or for fewer processes, as the machine needs. */
 	STOKER_MIN_DEVICES	= 1024,
 	STOKER_MIN_IRQS		= 4096,
@@ -45,7 +46,8 @@ enum stoker_evidence {
 	STOKER_EV_IRQ		= 1 << 4, /* woken from the GPU's interrupt */
 	STOKER_EV_WAKE		= 1 << 5, /* wakes feeders, or suppliers, often */
 	STOKER_EV_WORD		= 1 << 6, /* its cgroup's owner says so, or the configuration file */
-	STOKER_EV_VCPU		= 1 << 7, /* it runs a virtual CPU: no use of a GPU, unless the guest has one */
+	STOKER_EV_POLL		= 1 << 7, /* polls the GPU's file */
+	STOKER_EV_VCPU		= 1 << 8, /* it runs a virtual CPU: no use of a GPU, unless the guest has one */
 };
 
 /* What a person says of a thread: the owner of its cgroup, or the configuration file. */
@@ -114,6 +116,22 @@ struct stoker_gpu_stats {
 	u64	delays[STOKER_DELAY_BUCKETS]; /* histogram of one wait: bucket b counts [2^b, 2^(b+1)) ns */
 	u64	feeders;		/* feeders that ran, each once in an epoch */
 	u64	cap_hits;		/* times the domain's bandwidth grant ran out */
+};
+
+/* cpu.max of all groups together: counters, only ever added to. */
+struct stoker_limit_stats {
+	u64	periods;		/* of limited groups */
+	u64	throttled_periods;	/* those in which a task had to wait for the next */
+};
+
+/* Argument of the program `set_group`: what the kernel does not tell by callback. */
+struct stoker_group_report {
+	u64	cgroup;			/* its ID: its directory's inode number */
+	u64	quota_ns;		/* cpu.max; 0: none */
+	u64	period_ns;
+	u64	burst_ns;
+	u32	is_idle;		/* cpu.idle */
+	s32	ret;			/* 0, or -ENOENT: no such group here */
 };
 
 /* A process that touched a GPU: value of the map `processes`, whose key is the tgid. */

@@ -11,7 +11,6 @@ const volatile u32 nr_llcs = 1;
 const volatile u32 nr_domains = 0;
 
 const volatile struct stoker_cpu cpus[STOKER_MAX_CPUS];
-const volatile u32 llc_nr_cpus[STOKER_MAX_LLCS];
 
 /* For each LLC the others, nearest first: the order in which its idle CPUs steal. */
 const volatile u16 steal_order[STOKER_MAX_LLCS][STOKER_MAX_LLCS];
@@ -37,7 +36,11 @@ struct cpu_ctx {
 	u64	pinned_vtime;		/* the vtime of the first of them */
 	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
+	u64	run_vtime;		/* the current task's vtime when it got the CPU */
 	u32	user;			/* enum cpu_user */
+	u32	weight;			/* the current task's own */
+	u16	group;			/* ... and its group */
+	u8	is_idle_class;		/* the current task is SCHED_IDLE, or of a cpu.idle group */
 	u32	yielded;		/* the current task asked for others to run */
 	u32	taken;			/* a higher scheduling class has the CPU */
 	u32	has_pinned;		/* its own queue holds tasks */
@@ -46,7 +49,7 @@ struct cpu_ctx {
 
 struct llc_ctx {
 	u64	vtime_now;		/* the vtime clock of its queue */
-	u64	turn_ns;		/* turn of its tasks: slice_ns, or less while many wait; 0 before the first look */
+	u32	nr_waiting;		/* tasks in its queue, or about to be */
 } __attribute__((aligned(CACHE_LINE)));
 
 struct domain_ctx {
@@ -80,6 +83,43 @@ struct {
 	__type(key, u32);
 	__type(value, struct domain_mask);
 } domain_masks SEC(".maps");
+
+static __always_inline u32 lowest_bit(u64 bits)
+{
+	u32 n = 0;
+
+	/* __builtin_ctzll has no BPF instruction before cpu v4 */
+	if (!(bits & 0xffffffffULL)) { n += 32; bits >>= 32; }
+	if (!(bits & 0xffff)) { n += 16; bits >>= 16; }
+	if (!(bits & 0xff)) { n += 8; bits >>= 8; }
+	if (!(bits & 0xf)) { n += 4; bits >>= 4; }
+	if (!(bits & 0x3)) { n += 2; bits >>= 2; }
+	return n + !(bits & 1);
+}
+
+/* IDs of queues: the first of each kind. */
+enum queue_base {
+	QUEUE_CPU	= 0,
+	QUEUE_LLC	= 1 << 16,
+	QUEUE_FEEDERS	= 2 << 16,
+	QUEUE_LIMITS	= 3 << 16,
+};
+
+/*
+ * Some kernels (Debian's 7.1 is one) were built with a BTF in which this kfunc
+ * has another prototype, so that no program that needs it loads.
+ */
+void scx_bpf_kick_cpu___weak(s32 cpu, u64 flags) __ksym __weak;
+
+/*
+ * Makes @cpu look for work. Where that cannot be had, it looks when its current
+ * task's turn ends, or when it next wakes.
+ */
+static __always_inline void kick(s32 cpu, u64 flags)
+{
+	if (bpf_ksym_exists(scx_bpf_kick_cpu___weak))
+		scx_bpf_kick_cpu___weak(cpu, flags);
+}
 
 /* The bounds checks below cannot fail; they are what lets the verifier follow. */
 static __always_inline struct cpu_ctx *cpu_ctx_of(s32 cpu)

@@ -16,31 +16,43 @@ UEI_DEFINE(uei);
 #define NSEC_PER_SEC	1000000000ULL
 #define NSEC_PER_MSEC	1000000ULL
 #define NSEC_PER_USEC	1000ULL
+#define CLOCK_MONOTONIC	1
+#define SCHED_BATCH	3
+#define SCHED_IDLE	5
 #define S_IFMT		0170000
 #define S_IFCHR		0020000
 
 #include "machine.bpf.h"
 #include "task.bpf.h"
 #include "rate.bpf.h"
+#include "group.bpf.h"
 #include "weight.bpf.h"
+#include "limit.bpf.h"
+#include "fit.bpf.h"
 #include "detect.bpf.h"
 #include "wake.bpf.h"
 #include "class.bpf.h"
 #include "account.bpf.h"
 #include "queue.bpf.h"
+#include "preempt.bpf.h"
 #include "place.bpf.h"
 
 s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
 	bool is_idle = false;
+	u64 vtime;
 	s32 cpu;
 
-	if (gpus_in_use) {
+	if (is_marked(p) || concerns_gpu(p)) {
 		struct task_ctx *tctx = task_ctx_of(p);
 		u64 now = scx_bpf_now();
 
 		if (tctx) {
-			note_wake(p, tctx, now);
+			if (gpus_in_use)
+				note_wake(p, tctx, now);
+			/* It waits for its group's budget: see enqueue. */
+			if (is_throttled(tctx->group, is_feeder(tctx, now)))
+				return prev_cpu;
 			if (is_feeder(tctx, now))
 				return place_feeder(p, tctx, prev_cpu, wake_flags, now);
 			if (is_supplier(tctx, now))
@@ -48,8 +60,12 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 		}
 	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
-	if (is_idle)
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	vtime = wake_vtime(p, cpu);
+	if (is_idle || preempts(p, cpu, vtime)) {
+		if (p->scx.dsq_vtime != vtime)
+			set_vtime(p, vtime);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, is_idle ? 0 : SCX_ENQ_PREEMPT);
+	}
 	return cpu;
 }
 
@@ -61,7 +77,7 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
-	if (gpus_in_use) {
+	if (concerns_gpu(p)) {
 		u64 now = scx_bpf_now();
 
 		left_feeder_queue(tctx);
@@ -70,6 +86,8 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 		else if (p->nr_cpus_allowed == 1)
 			note_wake(p, tctx, now);
 		if (is_feeder(tctx, now)) {
+			if (group_of(tctx->group)->limit && throttle(p, tctx, true, enq_flags))
+				return;
 			enqueue_feeder(p, tctx, enq_flags, now);
 			return;
 		}
@@ -92,6 +110,8 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	if (!tctx || !is_feeder(tctx, now) || (!is_home(cpu, tctx->domain) && reaches_home(prev, tctx->domain)))
 		return false;
 	settle(prev, tctx, cpu, cctx);
+	if (is_throttled(tctx->group, true))
+		return false;
 	note_full_turn(prev, tctx, now);
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
 		return false;
@@ -100,13 +120,26 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	return true;
 }
 
+/* Nobody else wants the CPU: @prev, if it is still runnable, goes on, unless its group's limit forbids. */
+static void goes_on(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
+{
+	u32 llc = llc_of(cpu);
+
+	if (!prev || !(prev->scx.flags & SCX_TASK_QUEUED) || is_throttled(cctx->group, cctx->user == CPU_FEEDER))
+		return;
+	if (time_before(llc_ctx_of(llc)->vtime_now, prev->scx.dsq_vtime))
+		advance_clock(prev, llc, false);
+	scx_bpf_task_set_slice(prev, turn_of(prev, cctx->group));
+}
+
 void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u64 now;
 
 	if (!gpus_in_use) {
-		dispatch_ordinary(cpu, cctx, prev);
+		if (!dispatch_ordinary(cpu, cctx, prev))
+			goes_on(cpu, cctx, prev);
 		return;
 	}
 	now = scx_bpf_now();
@@ -119,48 +152,69 @@ void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 	if (prev && keeps_cpu(cpu, cctx, prev, now))
 		return;
 	/* A CPU away from home with nothing else to do is better than none. */
-	if (!dispatch_ordinary(cpu, cctx, prev))
-		dispatch_feeder(~0ULL);
+	if (!dispatch_ordinary(cpu, cctx, prev) && !dispatch_feeder(~0ULL))
+		goes_on(cpu, cctx, prev);
+}
+
+/* @p, of which something is known, got @cpu. Returns what it is to the CPU. */
+static enum cpu_user run_known(struct task_struct *p, struct task_ctx *tctx, s32 cpu, struct cpu_ctx *cctx, u64 now)
+{
+	if (left_feeder_queue(tctx) && !is_home(cpu, tctx->domain))
+		count_spill(tctx, STOKER_SPILL_HOME_FULL);
+	if (is_feeder(tctx, now)) {
+		account_running(tctx, now);
+		cctx->feeder_done_at = now + tctx->avg_run_ns - tctx->run_ns;
+	} else if (tctx->counted_gpu != STOKER_NO_GPU) {
+		account_expired(tctx, now);
+	}
+	if (!time_before(now, tctx->known_until))
+		tctx->known_until = 0;
+	if (is_feeder(tctx, now))
+		return CPU_FEEDER;
+	return is_supplier(tctx, now) ? CPU_SUPPLIER : CPU_ORDINARY;
 }
 
 void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-	u32 llc = llc_of(cpu), user = CPU_ORDINARY;
-	u64 now = scx_bpf_now(), *vtime_now = &llc_ctx_of(llc)->vtime_now;
-	struct task_ctx *tctx;
+	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group = 0;
+	u64 now = scx_bpf_now(), clock = llc_ctx_of(llc)->vtime_now;
+	struct task_ctx *tctx = task_ctx_of(p);
+	bool waited = false;
 
-	if (nr_llcs > 1 || gpus_in_use) {
-		tctx = task_ctx_of(p);
-		if (tctx) {
-			if (tctx->llc != llc)
-				scx_bpf_task_set_dsq_vtime(p, rebase_vtime(p, tctx, llc));
-			if (left_feeder_queue(tctx) && !is_home(cpu, tctx->domain))
-				count_spill(tctx, STOKER_SPILL_HOME_FULL);
-			if (is_feeder(tctx, now)) {
-				user = CPU_FEEDER;
-				account_running(tctx, now);
-				cctx->feeder_done_at = now + tctx->avg_run_ns - tctx->run_ns;
-			} else {
-				if (tctx->counted_gpu != STOKER_NO_GPU)
-					account_expired(tctx, now);
-				if (is_supplier(tctx, now))
-					user = CPU_SUPPLIER;
-			}
+	if (tctx) {
+		group = tctx->group;
+		waited = tctx->queued_weight && tctx->queued_llc == llc;
+		left_queue(tctx);
+		left_limit(tctx);
+		if (tctx->llc != llc) {
+			tctx->llc = llc;
+			set_vtime(p, clamp_vtime(p->scx.dsq_vtime, clock, false));
 		}
+		if (tctx->known_until)
+			user = run_known(p, tctx, cpu, cctx, now);
+		sync_mark(p, tctx->known_until || group_of(group)->limit);
 	}
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
 	cctx->run_at = now;
 	cctx->user = user;
+	cctx->weight = p->scx.weight;
+	cctx->group = group;
+	cctx->is_idle_class = p->policy == SCHED_IDLE || group_of(group)->is_idle;
 	cctx->yielded = false;
 	if (user != CPU_FEEDER)
 		cctx->feeders_since = 0;
 	else if (!cctx->feeders_since)
 		cctx->feeders_since = now;
 	cctx->claimed_until = 0;
-	if (time_before(*vtime_now, p->scx.dsq_vtime))
-		*vtime_now = p->scx.dsq_vtime;
+	if (!group_of(group)->is_active)
+		activate(group);
+	if (group_of(group)->limit)
+		limit_turn(p, group_of(group)->limit, user == CPU_FEEDER);
+	if (time_before(clock, p->scx.dsq_vtime))
+		advance_clock(p, llc, waited);
+	cctx->run_vtime = p->scx.dsq_vtime;
 }
 
 void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
@@ -169,8 +223,6 @@ void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	struct task_ctx *feeder = cctx->user == CPU_FEEDER ? task_ctx_of(p) : NULL;
 
-	if (cctx->user == CPU_SUPPLIER)
-		settle_supplier(p, cctx);
 	settle(p, feeder, cpu, cctx);
 	if (feeder)
 		account_stopping(feeder, runnable, scx_bpf_now());
@@ -210,6 +262,8 @@ s32 BPF_STRUCT_OPS(stoker_init_task, struct task_struct *p, struct scx_init_task
 	tctx->domain = STOKER_NO_DOMAIN;
 	tctx->counted_gpu = STOKER_NO_GPU;
 	tctx->queued_domain = STOKER_NO_DOMAIN;
+	if (bpf_core_field_exists(args->cgroup))
+		tctx->group = number_of(args->cgroup);
 	return 0;
 }
 
@@ -220,7 +274,7 @@ void BPF_STRUCT_OPS(stoker_enable, struct task_struct *p)
 
 	if (tctx)
 		tctx->llc = llc;
-	scx_bpf_task_set_dsq_vtime(p, llc_ctx_of(llc)->vtime_now);
+	set_vtime(p, llc_ctx_of(llc)->vtime_now);
 }
 
 /* Also how a thread leaves that dies while it waits, or changes to another scheduling class. */
@@ -230,18 +284,99 @@ void BPF_STRUCT_OPS(stoker_disable, struct task_struct *p)
 
 	if (!tctx)
 		return;
+	left_queue(tctx);
+	left_limit(tctx);
 	left_feeder_queue(tctx);
 	uncount(tctx, scx_bpf_now());
 }
 
-s32 BPF_STRUCT_OPS(stoker_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)
+s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)
 {
-	return set_group_weight(cgrp, args->weight);
+	struct group_number *known;
+	u32 number;
+	int err;
+
+	known = bpf_cgrp_storage_get(&group_numbers, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!known)
+		return -ENOMEM;
+	number = cgrp->level > 0 ? make_group(cgrp, args->weight) : 0;
+	known->number = number;
+	if (!number)
+		return 0;
+	err = scx_bpf_create_dsq(limit_queue(number), -1);
+	if (err)
+		return err;
+	if (bpf_core_field_exists(args->bw_quota_us))
+		set_limit_us(number, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
+	return 0;
+}
+
+void BPF_STRUCT_OPS(stoker_cgroup_exit, struct cgroup *cgrp)
+{
+	u32 number = number_of(cgrp);
+
+	/* It may share its number with its parent. */
+	if (!number || parent_of(cgrp) == number)
+		return;
+	set_limit(number, 0, 0, 0);
+	scx_bpf_destroy_dsq(limit_queue(number));
+	group_of(number)->is_used = false;
+}
+
+void BPF_STRUCT_OPS(stoker_cgroup_move, struct task_struct *p, struct cgroup *from, struct cgroup *to)
+{
+	struct task_ctx *tctx = task_ctx_of(p);
+
+	if (!tctx)
+		return;
+	left_queue(tctx);
+	left_limit(tctx);
+	tctx->group = number_of(to);
 }
 
 void BPF_STRUCT_OPS(stoker_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
 {
-	set_group_weight(cgrp, weight);
+	u32 number = number_of(cgrp);
+
+	if (number && parent_of(cgrp) != number)
+		set_group_weight(group_of(number), weight, group_of(number)->is_idle);
+}
+
+void BPF_STRUCT_OPS(stoker_cgroup_set_idle, struct cgroup *cgrp, bool idle)
+{
+	u32 number = number_of(cgrp);
+
+	if (number && parent_of(cgrp) != number)
+		set_group_weight(group_of(number), 0, idle);
+}
+
+void BPF_STRUCT_OPS(stoker_cgroup_set_bandwidth, struct cgroup *cgrp, u64 period_us, u64 quota_us, u64 burst_us)
+{
+	u32 number = number_of(cgrp);
+
+	if (number && parent_of(cgrp) != number)
+		set_limit_us(number, period_us, quota_us, burst_us);
+}
+
+static int on_tick(void *map, int *key, struct bpf_timer *timer)
+{
+	u64 next_ns = tick_shares();
+
+	tick_limits(scx_bpf_now());
+	bpf_timer_start(timer, next_ns, 0);
+	return 0;
+}
+
+static int start_ticking(void)
+{
+	u32 key = 0;
+	struct tick_timer *tick = bpf_map_lookup_elem(&tick_timers, &key);
+
+	if (!tick)
+		return -ENOENT;
+	bpf_timer_init(&tick->timer, &tick_timers, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&tick->timer, on_tick);
+	return bpf_timer_start(&tick->timer, TICK_NS, 0);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_init)
@@ -249,7 +384,11 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_init)
 	u32 domain;
 	int err;
 
+	set_first_costs(group_of(0));
 	err = make_queues();
+	if (err)
+		return err;
+	err = start_ticking();
 	if (err)
 		return err;
 	bpf_for(domain, 0, nr_domains) {
@@ -278,8 +417,13 @@ SCX_OPS_DEFINE(stoker_ops,
 	       .enable			= (void *)stoker_enable,
 	       .disable			= (void *)stoker_disable,
 	       .cgroup_init		= (void *)stoker_cgroup_init,
+	       .cgroup_exit		= (void *)stoker_cgroup_exit,
+	       .cgroup_move		= (void *)stoker_cgroup_move,
 	       .cgroup_set_weight	= (void *)stoker_cgroup_set_weight,
+	       .cgroup_set_idle		= (void *)stoker_cgroup_set_idle,
+	       .cgroup_set_bandwidth	= (void *)stoker_cgroup_set_bandwidth,
 	       .init			= (void *)stoker_init,
 	       .exit			= (void *)stoker_exit,
+	       .flags			= SCX_OPS_ENQ_LAST,
 	       .timeout_ms		= 30000,
 	       .name			= "stoker");

@@ -15,23 +15,15 @@ const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 /* Ordinary tasks that could run elsewhere wait for a CPU that feeders have to themselves this long at most. */
 #define FEEDERS_ONLY_NS	(500ULL * NSEC_PER_MSEC)
 
-/* Dispatches of a CPU between two looks at how long queues are. */
-#define LOOK_TURNS	16
-
-/* When so many wait that whole slices would let each wait longer than this, turns get shorter, but not than MIN_TURN_NS. */
-#define ROUND_NS	(200ULL * NSEC_PER_MSEC)
-#define MIN_TURN_NS	(500ULL * NSEC_PER_USEC)
+/* Dispatches of a CPU between two looks at other LLCs' clocks. */
+#define BALANCE_TURNS	16
 
 /* No task is to wait longer than about this, however little it weighs: a third of the kernel's watchdog. */
 #define WAIT_BOUND_NS	(10ULL * NSEC_PER_SEC)
-/* A lead over the clock that cannot come near that. */
-#define SMALL_LEAD_NS	(100ULL * NSEC_PER_MSEC)
-
-enum queue_base {
-	QUEUE_CPU	= 0,
-	QUEUE_LLC	= 1 << 16,
-	QUEUE_FEEDERS	= 2 << 16,
-};
+/* A task that could not have all that it is due keeps a claim to this much, no more. */
+#define LAG_BOUND_NS	(100ULL * NSEC_PER_MSEC)
+/* An LLC whose clock is this far behind another's has too much to do: its tasks wait longer than they are due. */
+#define BALANCE_LAG_NS	(10ULL * NSEC_PER_MSEC)
 
 static __always_inline u64 cpu_queue(s32 cpu)
 {
@@ -46,22 +38,6 @@ static __always_inline u64 llc_queue(u32 llc)
 static __always_inline u64 feeder_queue(u32 domain)
 {
 	return QUEUE_FEEDERS + domain;
-}
-
-/*
- * Some kernels (Debian's 7.1 is one) were built with a BTF in which this kfunc
- * has another prototype, so that no program that needs it loads.
- */
-void scx_bpf_kick_cpu___weak(s32 cpu, u64 flags) __ksym __weak;
-
-/*
- * Makes @cpu look for work. Where that cannot be had, it looks when its current
- * task's turn ends, or when it next wakes.
- */
-static __always_inline void kick(s32 cpu, u64 flags)
-{
-	if (bpf_ksym_exists(scx_bpf_kick_cpu___weak))
-		scx_bpf_kick_cpu___weak(cpu, flags);
 }
 
 static int make_queues(void)
@@ -87,16 +63,39 @@ static int make_queues(void)
 	return 0;
 }
 
-/* Makes @tctx's vtime one of @llc's clock, as far ahead of it or behind as it was of its old one. */
-static __always_inline u64 rebase_vtime(struct task_struct *p, struct task_ctx *tctx, u32 llc)
+/*
+ * @vtime, brought near enough to the clock, @now: sleep earns one slice of lead
+ * at most, a claim is bounded, and a task that pays much for its turns waits
+ * WAIT_BOUND_NS at most.
+ */
+static __always_inline u64 clamp_vtime(u64 vtime, u64 now, bool wakes)
 {
-	u64 vtime = p->scx.dsq_vtime;
+	u64 lag_ns = wakes ? slice_ns : LAG_BOUND_NS;
 
-	if (tctx->llc != llc) {
-		vtime += llc_ctx_of(llc)->vtime_now - llc_ctx_of(tctx->llc)->vtime_now;
-		tctx->llc = llc;
-	}
+	if (time_before(vtime, now - lag_ns))
+		return now - lag_ns;
+	if (time_after(vtime, now + WAIT_BOUND_NS))
+		return now + WAIT_BOUND_NS;
 	return vtime;
+}
+
+/*
+ * @p, whose vtime is beyond the clock of @llc, got a CPU there, or goes on. The
+ * clock is the vtime of those whose turn it is: of tasks that @waited in the
+ * LLC's queue, or, while nobody waits, of whoever runs. Then it was early only
+ * because nobody else wanted the CPU, and need not pay for that.
+ */
+static void advance_clock(struct task_struct *p, u32 llc, bool waited)
+{
+	struct llc_ctx *lctx = llc_ctx_of(llc);
+
+	if (!waited) {
+		if (lctx->nr_waiting)
+			return;
+		if (time_after(p->scx.dsq_vtime, lctx->vtime_now + slice_ns))
+			set_vtime(p, lctx->vtime_now + slice_ns);
+	}
+	lctx->vtime_now = p->scx.dsq_vtime;
 }
 
 /* True when @p can run on one CPU only, for now or for good. */
@@ -127,48 +126,16 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
 	kick(cpu, SCX_KICK_IDLE);
 }
 
-/* The tasks of @llc that wait, for each of its CPUs. */
-static u64 waiting_per_cpu(u32 llc)
-{
-	u32 nr = llc_nr_cpus[llc % STOKER_MAX_LLCS];
-
-	return scx_bpf_dsq_nr_queued(llc_queue(llc)) / (nr ?: 1);
-}
-
-/* The turn of a task of @llc. */
-static __always_inline u64 turn_of(u32 llc)
-{
-	return llc_ctx_of(llc)->turn_ns ?: slice_ns;
-}
-
-/* Sets the turn by how many wait. */
-static void look_at_load(u32 llc)
-{
-	u64 turn_ns = ROUND_NS / (waiting_per_cpu(llc) + 1);
-
-	if (turn_ns < MIN_TURN_NS)
-		turn_ns = MIN_TURN_NS;
-	if (turn_ns > slice_ns)
-		turn_ns = slice_ns;
-	if (llc_ctx_of(llc)->turn_ns != turn_ns)
-		llc_ctx_of(llc)->turn_ns = turn_ns;
-}
-
 /*
- * @vtime, brought near enough to @llc's clock @now: sleep earns one slice of
- * lead at most, and a task that pays much for its turns waits WAIT_BOUND_NS at
- * most, where the clock is the slower the more tasks share a CPU.
+ * True when @p, which can run on @cpu only, yields it, and nobody else wants it
+ * but such as @p: those need no more than to take turns.
  */
-static __always_inline u64 clamp_vtime(u64 vtime, u64 now, u32 llc)
+static bool yields_here(const struct task_struct *p, s32 cpu, u32 llc)
 {
-	u64 lead_ns;
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 
-	if (time_before(vtime, now - slice_ns))
-		return now - slice_ns;
-	if (!time_after(vtime, now + SMALL_LEAD_NS))
-		return vtime;
-	lead_ns = WAIT_BOUND_NS / (waiting_per_cpu(llc) + 1);
-	return time_after(vtime, now + lead_ns) ? now + lead_ns : vtime;
+	return cctx->yielded && bpf_get_current_task_btf() == p && !cctx->has_pinned && !feeders_waiting &&
+	       !llc_ctx_of(llc)->nr_waiting;
 }
 
 /* Queues @p by its vtime, whatever else it may be. */
@@ -176,10 +143,18 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 {
 	s32 cpu = scx_bpf_task_cpu(p);
 	u32 llc = llc_of(cpu);
-	u64 vtime = rebase_vtime(p, tctx, llc), now = llc_ctx_of(llc)->vtime_now;
+	u64 now = llc_ctx_of(llc)->vtime_now;
+	u64 vtime = with_mark(p, clamp_vtime(p->scx.dsq_vtime, now, enq_flags & SCX_ENQ_WAKEUP));
 
-	vtime = clamp_vtime(vtime, now, llc);
+	tctx->llc = llc;
 	tctx->granted = false;
+	if (group_of(tctx->group)->limit && throttle(p, tctx, false, enq_flags))
+		return;
+	/* It would go on running, but for its limit, of which that was the end. */
+	if (enq_flags & SCX_ENQ_LAST) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+		return;
+	}
 	if (is_pinned(p)) {
 		if (p->flags & PF_KTHREAD) {
 			/* The kernel's own work for this CPU is short, and others wait for it. */
@@ -189,15 +164,21 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 			return;
 		}
 		if (enq_flags & SCX_ENQ_WAKEUP && !time_after(vtime, now + FIRST_LEAD_NS)) {
-			scx_bpf_task_set_dsq_vtime(p, vtime);
+			set_vtime(p, vtime);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 			return;
 		}
+		if (yields_here(p, cpu, llc)) {
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+			return;
+		}
+		note_queued(p, tctx, llc, false);
 		enqueue_pinned(p, cpu, vtime, enq_flags);
 		return;
 	}
 
-	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), turn_of(llc), vtime, enq_flags);
+	note_queued(p, tctx, llc, true);
+	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), turn_of(p, tctx->group), vtime, enq_flags);
 	/* It lost its CPU, or was never asked for one: another may be idle. */
 	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {
 		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
@@ -247,7 +228,7 @@ static __always_inline bool owes_turn(s32 cpu, const struct cpu_ctx *cctx, u64 n
 
 	if (cctx->has_pinned)
 		return had_ns > slice_ns * feeder_cap_permille / (1000 - feeder_cap_permille);
-	return had_ns > FEEDERS_ONLY_NS && scx_bpf_dsq_nr_queued(llc_queue(llc_of(cpu)));
+	return had_ns > FEEDERS_ONLY_NS && llc_ctx_of(llc_of(cpu))->nr_waiting;
 }
 
 /* Takes a waiting feeder of one of @domains. */
@@ -291,18 +272,38 @@ static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool u
 	return true;
 }
 
-/* Takes a task from an LLC whose queue would still, for its size, be no shorter than @llc's. */
+/* Takes a task from an LLC whose clock is behind. */
 static bool dispatch_balance(u32 llc)
 {
-	u32 i, own = scx_bpf_dsq_nr_queued(llc_queue(llc)) + 1, own_cpus = llc_nr_cpus[llc % STOKER_MAX_LLCS];
+	u64 now = llc_ctx_of(llc)->vtime_now;
+	u32 i;
 
 	bpf_for(i, 0, nr_llcs - 1) {
 		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
-		u32 queued = scx_bpf_dsq_nr_queued(llc_queue(other));
 
-		if (queued > 1 && (queued - 1) * own_cpus >= own * llc_nr_cpus[other] && pull(llc_queue(other)))
+		if (llc_ctx_of(other)->nr_waiting && time_after(now, llc_ctx_of(other)->vtime_now + BALANCE_LAG_NS) &&
+		    pull(llc_queue(other)))
 			return true;
 	}
+	return false;
+}
+
+/* Takes a task from any other LLC, nearest first. If none has one, @llc's clock keeps up with the others'. */
+static bool dispatch_steal(u32 llc)
+{
+	u64 now = llc_ctx_of(llc)->vtime_now, latest = now;
+	u32 i;
+
+	bpf_for(i, 0, nr_llcs - 1) {
+		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
+
+		if (llc_ctx_of(other)->nr_waiting && pull(llc_queue(other)))
+			return true;
+		if (time_after(llc_ctx_of(other)->vtime_now, latest))
+			latest = llc_ctx_of(other)->vtime_now;
+	}
+	if (time_after(latest, now + slice_ns))
+		llc_ctx_of(llc)->vtime_now = latest;
 	return false;
 }
 
@@ -340,37 +341,34 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 	if (cctx->user == CPU_FEEDER || cctx->user == CPU_OTHER || cctx->yielded || !(prev->scx.flags & SCX_TASK_QUEUED))
 		return false;
 	settle(prev, NULL, cpu, cctx);
+	if (is_marked(prev) && is_throttled(cctx->group, false))
+		return false;
 	vtime = prev->scx.dsq_vtime;
 	if (cctx->has_pinned && !time_before(vtime, cctx->pinned_vtime))
 		return false;
-	if (!is_before_all(vtime, llc_queue(llc_of(cpu))))
+	if (!llc_ctx_of(llc_of(cpu))->nr_waiting || !is_before_all(vtime, llc_queue(llc_of(cpu))))
 		return false;
-	scx_bpf_task_set_slice(prev, turn_of(llc_of(cpu)));
+	scx_bpf_task_set_slice(prev, turn_of(prev, cctx->group));
 	return true;
 }
 
 /* Gives @cpu ordinary work: its own, its LLC's, or what other LLCs have too much of. */
 static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 {
-	u32 llc = llc_of(cpu), i;
+	u32 llc = llc_of(cpu);
 	u64 vtime_now = llc_ctx_of(llc)->vtime_now;
 
 	if (prev && keeps_turn(cpu, cctx, prev))
 		return true;
-
+	if (nr_ready_groups && dispatch_limited())
+		return true;
 	if (dispatch_pinned(cpu, cctx, vtime_now, true))
 		return true;
-	if (++cctx->turn % LOOK_TURNS == 0) {
-		look_at_load(llc);
-		if (nr_llcs > 1 && dispatch_balance(llc))
-			return true;
-	}
-	if (pull(llc_queue(llc)))
+	if (nr_llcs > 1 && ++cctx->turn % BALANCE_TURNS == 0 && dispatch_balance(llc))
+		return true;
+	if (llc_ctx_of(llc)->nr_waiting && pull(llc_queue(llc)))
 		return true;
 	if (dispatch_pinned(cpu, cctx, vtime_now, false))
 		return true;
-	bpf_for(i, 0, nr_llcs - 1)
-		if (pull(llc_queue(steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS])))
-			return true;
-	return false;
+	return nr_llcs > 1 && dispatch_steal(llc);
 }

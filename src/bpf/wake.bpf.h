@@ -31,17 +31,34 @@ static __always_inline bool in_interrupt(void)
 	return get_preempt_count() & SOFTIRQ_OFFSET;
 }
 
-/* @p was woken for the sake of @gpus: from their interrupt, or by a kthread that was. */
-static void note_gpu_wake(struct task_struct *p, struct task_ctx *tctx, u64 gpus, u64 now)
+/* @tctx supplies @gpu at @depth, from now on for a while. */
+static void become_supplier(struct task_ctx *tctx, u32 gpu, u32 depth, u64 now)
+{
+	tctx->depth = depth;
+	tctx->supplied_gpu = gpu;
+	tctx->supplier_until = now + SUPPLIER_TTL_NS;
+	know(tctx, tctx->supplier_until);
+}
+
+/*
+ * @p was woken for the sake of @gpus: from their interrupt, or, if @is_relayed,
+ * by a kthread that was. A kthread has other work, too, so its word counts only
+ * for processes that use the GPU.
+ */
+static void note_gpu_wake(struct task_struct *p, struct task_ctx *tctx, u64 gpus, bool is_relayed, u64 now)
 {
 	if (p->flags & PF_KTHREAD) {
-		tctx->relay_gpus = gpus;
-		tctx->relay_until = now + RELAY_NS;
+		relay(tctx, gpus, now);
+		/* One that does so often is the GPU's own: as feeders wait for it, it goes where suppliers go. */
+		if (rate_add(&tctx->uses, now) >= SUPPLIER_RATE)
+			become_supplier(tctx, lowest_bit(gpus), 1, now);
 		return;
 	}
 	/* Of an interrupt that GPUs share, the one that it uses. */
 	if (gpus & tctx->gpus)
 		gpus &= tctx->gpus;
+	else if (is_relayed)
+		gpus &= gpus_of_process(p);
 	if (gpus)
 		note_sign(tctx, lowest_bit(gpus), STOKER_EV_IRQ, now);
 }
@@ -58,10 +75,21 @@ static void note_supply(struct task_ctx *waker, struct task_ctx *tctx, bool of_f
 		return;
 	if (is_supplier(waker, now) && waker->depth < depth)
 		return;
-	waker->depth = depth;
-	waker->supplied_gpu = of_feeder ? tctx->gpu : tctx->supplied_gpu;
 	waker->evidence |= STOKER_EV_WAKE;
-	waker->supplier_until = now + SUPPLIER_TTL_NS;
+	become_supplier(waker, of_feeder ? tctx->gpu : tctx->supplied_gpu, depth, now);
+}
+
+/*
+ * True when the waking of @p concerns a GPU, or may. Nothing can come of most
+ * wake-ups, so it looks only at what is at hand.
+ */
+static __always_inline bool concerns_gpu(const struct task_struct *p)
+{
+	if (!gpus_in_use)
+		return false;
+	/* An idle task wakes nobody, but the interrupts that come while it runs do. */
+	return is_marked(p) || cpu_ctx_of(bpf_get_smp_processor_id())->irq_gpus ||
+	       (bpf_get_current_task_btf()->flags & (PF_KTHREAD | PF_IDLE)) == PF_KTHREAD;
 }
 
 /* Looks at who wakes @p. */
@@ -72,14 +100,11 @@ static void note_wake(struct task_struct *p, struct task_ctx *tctx, u64 now)
 	bool feeds = is_feeder(tctx, now), supplies = is_supplier(tctx, now);
 	struct task_ctx *waker;
 
-	/* Nothing can come of most wake-ups. */
-	if (!feeds && !supplies && !tctx->gpus && !irq_gpus && !(current->flags & PF_KTHREAD))
-		return;
 	if (feeds || supplies)
 		rate_add(&tctx->wakes, now);
 	if (in_interrupt()) {
 		if (irq_gpus)
-			note_gpu_wake(p, tctx, irq_gpus, now);
+			note_gpu_wake(p, tctx, irq_gpus, false, now);
 		else if (may_ring(p, tctx, now))
 			note_sign(tctx, tctx->gpu, 0, now);
 		return;
@@ -88,7 +113,7 @@ static void note_wake(struct task_struct *p, struct task_ctx *tctx, u64 now)
 	if (!waker)
 		return;
 	if (time_before(now, waker->relay_until))
-		note_gpu_wake(p, tctx, waker->relay_gpus, now);
+		note_gpu_wake(p, tctx, waker->relay_gpus, true, now);
 	else if ((feeds || supplies) && !(current->flags & PF_KTHREAD))
 		note_supply(waker, tctx, feeds, now);
 }

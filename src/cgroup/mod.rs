@@ -8,6 +8,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+mod limit;
+
+pub use limit::{Limit, limits};
+
 /// Where cgroup v2 is mounted.
 pub const ROOT: &str = "/sys/fs/cgroup";
 

@@ -120,6 +120,12 @@ pub struct Counters {
     pub at_ns: u64,
     #[stat(desc = "processes that use a GPU and were not noted for want of room")]
     pub processes_lost: u64,
+    #[stat(desc = "cgroups that were not numbered for want of room: each shares its parent's weight and limits")]
+    pub groups_lost: u64,
+    #[stat(desc = "periods of cgroups with a cpu.max")]
+    pub limited_periods: u64,
+    #[stat(desc = "those of them in which a task had to wait for the next")]
+    pub throttled_periods: u64,
     #[stat(desc = "counters of each GPU")]
     pub gpus: BTreeMap<usize, GpuCounters>,
 }
@@ -157,7 +163,15 @@ impl Counters {
             };
             (gpu.index as usize, counters)
         });
-        Self { at_ns: at.as_nanos() as u64, processes_lost: scheduler.processes_lost(), gpus: gpus.collect() }
+        let limits = scheduler.limit_stats();
+        Self {
+            at_ns: at.as_nanos() as u64,
+            processes_lost: scheduler.processes_lost(),
+            groups_lost: scheduler.groups_lost(),
+            limited_periods: limits.periods,
+            throttled_periods: limits.throttled_periods,
+            gpus: gpus.collect(),
+        }
     }
 
     /// What happened since `earlier`, and for how long. Counters that began anew since then are taken as they are.
@@ -170,17 +184,17 @@ impl Counters {
         Self {
             at_ns: self.at_ns.saturating_sub(earlier.at_ns),
             processes_lost: self.processes_lost.saturating_sub(earlier.processes_lost),
+            groups_lost: self.groups_lost.saturating_sub(earlier.groups_lost),
+            limited_periods: self.limited_periods.saturating_sub(earlier.limited_periods),
+            throttled_periods: self.throttled_periods.saturating_sub(earlier.throttled_periods),
             gpus: gpus.collect(),
         }
     }
 
     /// One line for people, of an interval that [`Self::since`] made.
     pub fn status_line(&self) -> String {
-        if self.gpus.is_empty() {
-            return "no GPU".to_string();
-        }
         let seconds = self.at_ns as f64 / 1e9;
-        let mut line = String::new();
+        let mut line = if self.gpus.is_empty() { "no GPU".to_string() } else { String::new() };
         for (index, gpu) in &self.gpus {
             let separator = if line.is_empty() { "" } else { " | " };
             // Writing to a String cannot fail.
@@ -198,6 +212,10 @@ impl Counters {
                 gpu.spills_no_grant,
                 gpu.starvation_ns as f64 / seconds / 1e7,
             );
+        }
+        if self.limited_periods > 0 {
+            let _ =
+                write!(line, " | cpu.max: {} of {} periods throttled", self.throttled_periods, self.limited_periods);
         }
         line
     }

@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as IOCTL, stoker_evidence_STOKER_EV_IRQ as IRQ,
     stoker_evidence_STOKER_EV_MMAP as MMAP, stoker_evidence_STOKER_EV_OPEN as OPEN,
-    stoker_evidence_STOKER_EV_PROCESS as PROCESS, stoker_evidence_STOKER_EV_VCPU as VCPU,
-    stoker_evidence_STOKER_EV_WAKE as WAKE, stoker_evidence_STOKER_EV_WORD as WORD,
-    stoker_role_STOKER_FEEDER as FEEDER, stoker_role_STOKER_SUPPLIER as SUPPLIER, stoker_thread,
+    stoker_evidence_STOKER_EV_POLL as POLL, stoker_evidence_STOKER_EV_PROCESS as PROCESS,
+    stoker_evidence_STOKER_EV_VCPU as VCPU, stoker_evidence_STOKER_EV_WAKE as WAKE,
+    stoker_evidence_STOKER_EV_WORD as WORD, stoker_role_STOKER_FEEDER as FEEDER,
+    stoker_role_STOKER_SUPPLIER as SUPPLIER, stoker_thread,
 };
 
 /// What a thread is to a GPU.
@@ -49,6 +50,7 @@ impl From<&stoker_thread> for Thread {
             (OPEN, "open"),
             (MMAP, "mmap"),
             (IOCTL, "ioctl"),
+            (POLL, "poll"),
             (PROCESS, "process"),
             (IRQ, "irq"),
             (WAKE, "wake"),

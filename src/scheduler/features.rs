@@ -15,6 +15,8 @@ pub enum Feature {
     FileIoctl,
     /// Mappings are seen.
     MmapFile,
+    /// Polls are seen.
+    PollWait,
     /// Interrupts are seen.
     Interrupts,
     /// A CPU can be told to look for work.
@@ -23,17 +25,24 @@ pub enum Feature {
     CpuRelease,
     /// A callback says when it gives the CPU back.
     CpuAcquire,
+    /// A callback tells of cpu.idle.
+    SetIdle,
+    /// A callback tells of cpu.max.
+    SetBandwidth,
 }
 
 /// All of them.
-pub const ALL: [Feature; 7] = [
+pub const ALL: [Feature; 10] = [
     Feature::FileOpen,
     Feature::FileIoctl,
     Feature::MmapFile,
+    Feature::PollWait,
     Feature::Interrupts,
     Feature::Kick,
     Feature::CpuRelease,
     Feature::CpuAcquire,
+    Feature::SetIdle,
+    Feature::SetBandwidth,
 ];
 
 impl Feature {
@@ -43,16 +52,19 @@ impl Feature {
             Self::FileOpen => "security_file_open",
             Self::FileIoctl => "security_file_ioctl",
             Self::MmapFile => "security_mmap_file",
+            Self::PollWait => "__pollwait",
             Self::Interrupts => "irq_handler_entry",
             Self::Kick => "scx_bpf_kick_cpu",
             Self::CpuRelease => "cpu_release",
             Self::CpuAcquire => "cpu_acquire",
+            Self::SetIdle => "cgroup_set_idle",
+            Self::SetBandwidth => "cgroup_set_bandwidth",
         }
     }
 
     /// Whether it is a part of sched_ext.
     pub fn is_of_sched_ext(self) -> bool {
-        matches!(self, Self::Kick | Self::CpuRelease | Self::CpuAcquire)
+        matches!(self, Self::Kick | Self::CpuRelease | Self::CpuAcquire | Self::SetIdle | Self::SetBandwidth)
     }
 
     /// What it is for: "it" does that.
@@ -61,10 +73,13 @@ impl Feature {
             Self::FileOpen => "sees threads that open a GPU",
             Self::FileIoctl => "sees threads that submit by ioctl",
             Self::MmapFile => "sees threads that map a GPU",
+            Self::PollWait => "sees threads that poll a GPU",
             Self::Interrupts => "sees threads that a GPU's interrupt wakes",
             Self::Kick => "makes a CPU look for a feeder at once",
             Self::CpuRelease => "moves tasks away from a CPU that a real-time task takes",
             Self::CpuAcquire => "tells that the real-time task is done",
+            Self::SetIdle => "tells of cpu.idle of cgroups",
+            Self::SetBandwidth => "tells of cpu.max of cgroups",
         }
     }
 
@@ -74,8 +89,11 @@ impl Feature {
             Self::FileOpen | Self::FileIoctl | Self::MmapFile => {
                 "such threads are found by what their process holds open, seconds later"
             }
-            Self::Interrupts => "such threads are found by what else they do only",
+            Self::PollWait | Self::Interrupts => "such threads are found by what else they do only",
             Self::Kick => "a feeder that loses its CPU waits up to an ordinary task's turn for another",
+            Self::SetIdle | Self::SetBandwidth => {
+                "it is read from the cgroups' files, and a change takes effect seconds later"
+            }
             Self::CpuRelease | Self::CpuAcquire => "tasks that were queued on such a CPU alone wait for it",
         }
     }
@@ -83,10 +101,12 @@ impl Feature {
     /// What to do about its absence.
     pub fn way_out(self) -> &'static str {
         match self {
-            Self::FileOpen | Self::FileIoctl | Self::MmapFile | Self::Interrupts => {
+            Self::FileOpen | Self::FileIoctl | Self::MmapFile | Self::PollWait | Self::Interrupts => {
                 "boot a kernel built with CONFIG_SECURITY=y and tracing (CONFIG_FTRACE=y), as distributions' are"
             }
             Self::Kick => "boot a kernel whose BTF was made by pahole 1.26 or newer",
+            Self::SetIdle => "boot Linux 6.19 or newer, if seconds matter",
+            Self::SetBandwidth => "boot Linux 6.17 or newer, if seconds matter",
             Self::CpuRelease | Self::CpuAcquire => "nothing: newer kernels have no such callback any more",
         }
     }
@@ -111,7 +131,7 @@ impl Kernel {
     pub fn has(&self, feature: Feature) -> bool {
         let symbol = feature.symbol();
         match feature {
-            Feature::FileOpen | Feature::FileIoctl | Feature::MmapFile => {
+            Feature::FileOpen | Feature::FileIoctl | Feature::MmapFile | Feature::PollWait => {
                 self.btf.type_by_name::<Func>(symbol).is_some()
             }
             Feature::Interrupts => self.btf.type_by_name::<Typedef>(&format!("btf_trace_{symbol}")).is_some(),
@@ -119,7 +139,7 @@ impl Kernel {
                 self.btf.type_by_name::<Func>(symbol).is_some()
                     && !self.malformed.iter().any(|function| function == symbol)
             }
-            Feature::CpuRelease | Feature::CpuAcquire => {
+            Feature::CpuRelease | Feature::CpuAcquire | Feature::SetIdle | Feature::SetBandwidth => {
                 compat::struct_has_field("sched_ext_ops", symbol).unwrap_or(false)
             }
         }

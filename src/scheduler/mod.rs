@@ -21,12 +21,14 @@ pub use options::Options;
 pub use run::{run, shutdown_flag};
 
 use crate::bpf_intf::{
-    stoker_evidence_STOKER_EV_WORD as EV_WORD, stoker_limits_STOKER_MAX_PROCESSES as MAX_PROCESSES,
-    stoker_limits_STOKER_MIN_DEVICES as MIN_DEVICES, stoker_limits_STOKER_MIN_IRQS as MIN_IRQS, stoker_process,
-    stoker_thread, stoker_thread_report, stoker_word_STOKER_WORD_FEEDER as WORD_FEEDER,
-    stoker_word_STOKER_WORD_NONE as WORD_NONE, stoker_word_STOKER_WORD_ORDINARY as WORD_ORDINARY,
+    stoker_evidence_STOKER_EV_WORD as EV_WORD, stoker_group_report,
+    stoker_limits_STOKER_MAX_PROCESSES as MAX_PROCESSES, stoker_limits_STOKER_MIN_DEVICES as MIN_DEVICES,
+    stoker_limits_STOKER_MIN_IRQS as MIN_IRQS, stoker_process, stoker_thread, stoker_thread_report,
+    stoker_word_STOKER_WORD_FEEDER as WORD_FEEDER, stoker_word_STOKER_WORD_NONE as WORD_NONE,
+    stoker_word_STOKER_WORD_ORDINARY as WORD_ORDINARY,
 };
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
+use crate::cgroup;
 use crate::machine::Machine;
 
 /// A scheduler that runs for as long as this lives.
@@ -34,7 +36,7 @@ pub struct Scheduler<'a> {
     skel: BpfSkel<'a>,
     link: Option<Link>,
     layout: Layout,
-    has_all_hooks: bool,
+    missing: Missing,
     feeders: Vec<Feeders>,
 }
 
@@ -65,7 +67,7 @@ impl<'a> Scheduler<'a> {
         let mut skel = scx_ops_open!(builder, object, stoker_ops, None)?;
         configure(&mut skel, options, &layout)?;
         make_room(&mut skel, &layout)?;
-        let has_all_hooks = leave_out_missing(&mut skel)?;
+        let missing = leave_out_missing(&mut skel)?;
         // The scheduler is attached below, after the hooks; libbpf would warn that the skeleton has no place for its link.
         // SAFETY: the map is open, and this only sets a flag of it.
         unsafe { libbpf_sys::bpf_map__set_autoattach(skel.maps.stoker_ops.as_libbpf_object().as_ptr(), false) };
@@ -74,7 +76,7 @@ impl<'a> Scheduler<'a> {
         fill(&skel.maps.irqs, &BTreeMap::new(), &layout.irqs).context("could not say which interrupts are GPUs'")?;
         let link = scx_ops_attach!(skel, stoker_ops)?;
         let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
-        Ok(Self { skel, link: Some(link), layout, has_all_hooks, feeders })
+        Ok(Self { skel, link: Some(link), layout, missing, feeders })
     }
 
     /// What the BPF side indexes by.
@@ -120,7 +122,40 @@ impl<'a> Scheduler<'a> {
 
     /// Whether BPF sees every use of a GPU's device file, or /proc must be looked through now and then.
     pub fn has_all_hooks(&self) -> bool {
-        self.has_all_hooks
+        !self.missing.hooks
+    }
+
+    /// Whether the kernel tells of every group's cpu.max and cpu.idle, or [`Self::set_group`] must.
+    pub fn hears_of_limits(&self) -> bool {
+        !self.missing.limits
+    }
+
+    /// cgroups that found no number free: each counts as its parent.
+    pub fn groups_lost(&self) -> u64 {
+        self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.groups_lost)
+    }
+
+    /// What came of cpu.max, of all groups together, since the start.
+    pub fn limit_stats(&self) -> types::stoker_limit_stats {
+        self.skel.maps.bss_data.as_ref().map(|bss| bss.limit_stats).unwrap_or_default()
+    }
+
+    /// Tells the BPF side of a group's cpu.max and cpu.idle. That the cpu controller does not know the group is no error.
+    ///
+    /// # Errors
+    /// The BPF side could not be told.
+    pub fn set_group(&self, limit: &cgroup::Limit) -> Result<()> {
+        let mut report = stoker_group_report {
+            cgroup: limit.cgroup,
+            quota_ns: limit.quota_ns,
+            period_ns: limit.period_ns,
+            burst_ns: limit.burst_ns,
+            is_idle: limit.is_idle.into(),
+            ret: 0,
+        };
+        let input = ProgramInput { context_in: Some(bytes_of_mut(&mut report)), ..ProgramInput::default() };
+        self.skel.progs.set_group.test_run(input).context("could not reach the BPF side")?;
+        Ok(())
     }
 
     /// Ends an epoch: the time over which feeders are counted.
@@ -248,13 +283,13 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
     rodata.evidence_ttl_ns = options.evidence_s * 1_000_000_000;
 
     rodata.nr_cpus = layout.nr_cpus;
+    rodata.nr_online = layout.llcs.iter().map(|cpus| cpus.len() as u32).sum::<u32>().max(1);
     rodata.nr_llcs = layout.llcs.len() as u32;
     rodata.nr_domains = layout.domains.len() as u32;
     for (cpu, place) in layout.cpus.iter().enumerate() {
         rodata.cpus[cpu] = types::stoker_cpu { domains: place.domains, llc: place.llc.into() };
     }
     for (llc, cpus) in layout.llcs.iter().enumerate() {
-        rodata.llc_nr_cpus[llc] = cpus.len() as u32;
         let order = &layout.steal_order[llc];
         rodata.steal_order[llc][..order.len()].copy_from_slice(order);
     }
@@ -272,6 +307,7 @@ fn make_room(skel: &mut OpenBpfSkel, layout: &Layout) -> Result<()> {
     skel.maps.devices.set_max_entries(room(layout.devices.len(), MIN_DEVICES))?;
     skel.maps.irqs.set_max_entries(room(layout.irqs.len(), MIN_IRQS))?;
     skel.maps.processes.set_max_entries(process_room())?;
+    skel.maps.queued_loads.set_max_entries((layout.llcs.len() as u32).max(1))?;
     Ok(())
 }
 
@@ -283,16 +319,29 @@ fn process_room() -> u32 {
     ["pid_max", "threads-max"].into_iter().filter_map(limit).fold(MAX_PROCESSES, u32::min)
 }
 
-/// Turns off what the running kernel has not. Returns whether all hooks at device files are there.
-fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
+/// What user space must do in the kernel's stead.
+#[derive(Clone, Copy, Debug, Default)]
+struct Missing {
+    /// Not every use of a GPU's device file is seen.
+    hooks: bool,
+    /// cpu.max or cpu.idle are not told.
+    limits: bool,
+}
+
+/// Turns off what the running kernel has not.
+fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<Missing> {
     let kernel = Kernel::running()?;
-    let mut has_all_hooks = true;
+    let mut missing = Missing::default();
     for feature in features::ALL.into_iter().filter(|feature| !kernel.has(*feature)) {
         let (progs, ops) = (&mut skel.progs, skel.struct_ops.stoker_ops_mut());
         let hook = match feature {
             Feature::FileOpen => Some(&mut progs.stoker_file_open),
             Feature::FileIoctl => Some(&mut progs.stoker_file_ioctl),
             Feature::MmapFile => Some(&mut progs.stoker_mmap_file),
+            Feature::PollWait => {
+                progs.stoker_pollwait.set_autoload(false);
+                None
+            }
             Feature::Interrupts => {
                 progs.stoker_irq_entry.set_autoload(false);
                 progs.stoker_irq_exit.set_autoload(false);
@@ -308,10 +357,20 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
                 ops.cpu_acquire = std::ptr::null_mut();
                 None
             }
+            Feature::SetIdle => {
+                ops.cgroup_set_idle = std::ptr::null_mut();
+                missing.limits = true;
+                None
+            }
+            Feature::SetBandwidth => {
+                ops.cgroup_set_bandwidth = std::ptr::null_mut();
+                missing.limits = true;
+                None
+            }
         };
         if let Some(hook) = hook {
             hook.set_autoload(false);
-            has_all_hooks = false;
+            missing.hooks = true;
         }
         log::warn!(
             "this kernel has no usable {}, which {}: {}. Way out: {}.",
@@ -321,7 +380,7 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<bool> {
             feature.way_out()
         );
     }
-    Ok(has_all_hooks)
+    Ok(missing)
 }
 
 /// A plain C struct as bytes.

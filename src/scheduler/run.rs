@@ -1,6 +1,7 @@
 //! The life of the scheduler: start, look after threads and counters, restart when the machine changes, stop.
 
 use std::mem::MaybeUninit;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{Layout, Options, Scheduler, preflight};
+use crate::bpf_intf::stoker_limits_STOKER_MAX_GROUPS as MAX_GROUPS;
+use crate::cgroup;
 use crate::config::Config;
 use crate::machine::nvml::NvmlThread;
 use crate::machine::{Home, Machine, Sources};
@@ -16,6 +19,8 @@ use crate::workload::{Change, GpuWatch, NvmlProcesses, Rule, Workload};
 
 /// How often user space looks after threads and counters.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Intervals between two readings of cpu.max and cpu.idle, where the kernel does not tell of them.
+const LIMITS_EVERY: u32 = 5;
 
 enum Ended {
     /// The caller asked for it.
@@ -100,6 +105,8 @@ fn tend(
     let mut last = Counters::read(scheduler, machine);
     let mut next = Instant::now();
     let mut lost = 0;
+    let mut told_of_groups = false;
+    let mut turns = 0u32;
     loop {
         if scheduler.has_exited() {
             return Ok(Ended::ByKernel);
@@ -135,6 +142,17 @@ fn tend(
                 last = counters;
             }
             scheduler.expire_evidence()?;
+            if !scheduler.hears_of_limits() && turns.is_multiple_of(LIMITS_EVERY) {
+                cgroup::limits(Path::new(cgroup::ROOT)).iter().try_for_each(|limit| scheduler.set_group(limit))?;
+            }
+            turns = turns.wrapping_add(1);
+            if !told_of_groups && scheduler.groups_lost() > 0 {
+                told_of_groups = true;
+                log::warn!(
+                    "there are more cgroups than the {MAX_GROUPS}, or more levels of them than the 16, that scx_stoker has \
+                     room for: each further one shares its parent's weight and limits"
+                );
+            }
             if lost == 0 && scheduler.processes_lost() > 0 {
                 lost = scheduler.processes_lost();
                 log::warn!(

@@ -22,7 +22,8 @@ pub use watch::{Change, GpuWatch};
 use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as EV_IOCTL, stoker_evidence_STOKER_EV_IRQ as EV_IRQ,
     stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_OPEN as EV_OPEN,
-    stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS, stoker_evidence_STOKER_EV_VCPU as EV_VCPU,
+    stoker_evidence_STOKER_EV_POLL as EV_POLL, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
+    stoker_evidence_STOKER_EV_VCPU as EV_VCPU,
 };
 use crate::machine::{Gpu, Machine};
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
@@ -260,7 +261,7 @@ fn report_threads(scheduler: &Scheduler, reader: &Reader, process: &Process, gpu
     let mut seen = false;
     for tid in reader.threads(process) {
         let Some(used) = scheduler.thread_use(tid)? else { continue };
-        let own = used.evidence & (EV_OPEN | EV_MMAP | EV_IOCTL | EV_IRQ);
+        let own = used.evidence & (EV_OPEN | EV_MMAP | EV_IOCTL | EV_POLL | EV_IRQ);
         seen |= own != 0;
         if own & EV_MMAP != 0 {
             scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: gpus & used.gpus })?;

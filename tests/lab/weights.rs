@@ -1,4 +1,4 @@
-//! The measure of cgroups itself, held against what the kernel's own scheduler does for certain.
+//! What trees of cgroups get. First the measure itself, held against what the kernel's own scheduler does for certain.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::guest::lab;
 use crate::load::binary;
-use crate::stoker::stop_shared;
+use crate::stoker::{stop_shared, with_shared};
 
 #[test]
 fn limits_of_groups_are_seen_to_be_kept_and_no_group_is_left_behind() {
@@ -36,4 +36,40 @@ fn limits_of_groups_are_seen_to_be_kept_and_no_group_is_left_behind() {
     let left =
         fs::read_dir("/sys/fs/cgroup").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
     assert_eq!(left.filter(|name| name.starts_with("lab_load")).collect::<Vec<_>>(), [""; 0]);
+}
+
+/// What `lab_load weights` found of `trees`.
+fn measured(trees: &str, seconds: &str) -> Value {
+    let mut weights = Command::new(binary());
+    weights.args(["weights", "--json", "--trees", trees, "--seconds", seconds]);
+    let output = weights.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The largest distance of a row's share from what it is due, as a part of that.
+fn worst_error(tree: &Value) -> f64 {
+    let rows = tree["rows"].as_array().unwrap();
+    let errors = rows.iter().map(|row| (row["share"].as_f64().unwrap() / row["due"].as_f64().unwrap() - 1.0).abs());
+    errors.fold(0.0, f64::max)
+}
+
+#[test]
+fn a_group_gets_its_share_however_many_tasks_and_groups_it_holds_and_limits_hold() {
+    let _lab = lab();
+    with_shared(|stoker| {
+        let mut counters = stoker.counters();
+        let trees = measured("groups,cpuset,idle,max", "4");
+        let [groups, cpuset, idle, max] = [0, 1, 2, 3].map(|index| &trees[index]);
+        // 10 s give 5 %; a queue that is fair by task is off by 150 %, EEVDF by 30 %.
+        assert!(worst_error(groups) < 0.08, "{groups}");
+        assert!(worst_error(cpuset) < 0.08, "{cpuset}");
+        assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
+        for limit in max["limits"].as_array().unwrap() {
+            let (used, limit_cpus) = (limit["used_cpus"].as_f64().unwrap(), limit["limit_cpus"].as_f64().unwrap());
+            assert!(used > 0.8 * limit_cpus && used < 1.05 * limit_cpus, "{limit}");
+        }
+        let seen = counters.interval();
+        assert!(seen.throttled_periods > 0 && seen.throttled_periods <= seen.limited_periods, "{seen:?}");
+    });
 }

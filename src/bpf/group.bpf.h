@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The cgroup tree as the cpu controller has it: groups with a number each, the
+ * root's being 0. A task carries its group's number, so that what is needed at
+ * every switch is an array's element away. A group that finds no number free
+ * counts as its parent.
+ */
+
+/*
+ * Functions of this and the two next files that loop and take numbers only are
+ * not static: so the verifier looks at each once, and not in all places that call it.
+ */
+#define MAX_GROUPS	STOKER_MAX_GROUPS
+#define GROUP_WORDS	(MAX_GROUPS / 64)
+/* Groups below this level count as the one at it. */
+#define MAX_LEVELS	16
+#define WEIGHT_DEFAULT	100		/* of a group by cpu.weight, of a task by nice 0 */
+/* What SCHED_IDLE is to a nice 0 task in the kernel's own scheduler: 3 / 1024. */
+#define WEIGHT_IDLE	1
+
+struct group {
+	/* Read at every switch of a task of it: see vtime_of(). */
+	u64	cost_each;
+	u64	cost_own;
+	u32	weight;
+	u16	parent;
+	u16	limit;			/* the nearest group, itself or above, that has a cpu.max; 0: none */
+	u8	level;
+	u8	is_idle;		/* cpu.idle */
+	u8	is_used;		/* the number is taken */
+	u8	is_active;		/* it is among active_groups */
+
+	/* The tick's own: see weight.bpf.h. */
+	u32	running;		/* weights of its tasks that run now */
+	u32	load_avg;		/* weights of its tasks that run or wait, in 1 / LOAD_ONE, of late */
+	u32	presence;		/* how much of the time it has some, itself or below, of PRESENCE_ONE */
+	u32	has_kids;		/* so has a group below, now */
+	u32	kids_now;		/* weights of the groups below by their presence, being added up */
+	u32	kids;			/* the sum */
+	u64	share_inv;		/* 1 / (its share of the machine), in 1 / COST_ONE */
+} __attribute__((aligned(CACHE_LINE)));
+
+struct group groups[MAX_GROUPS];
+/* Groups with tasks that ran or waited a moment ago, by level, as bits. */
+u64 active_groups[MAX_LEVELS][GROUP_WORDS];
+/* Numbers were never taken from here on. */
+u32 groups_end = 1;
+/* Groups that found no number free: user space says so, once. */
+u64 groups_lost;
+
+struct group_number {
+	u32	number;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_CGRP_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct group_number);
+} group_numbers SEC(".maps");
+
+/* The weights of tasks that wait, by LLC and group. */
+struct queued_load {
+	u32	weights[MAX_GROUPS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STOKER_MAX_LLCS);	/* user space lowers it to what there are */
+	__type(key, u32);
+	__type(value, struct queued_load);
+} queued_loads SEC(".maps");
+
+static __always_inline struct group *group_of(u32 number)
+{
+	return &groups[number % MAX_GROUPS];
+}
+
+static u32 number_of(struct cgroup *cgrp)
+{
+	struct group_number *known = bpf_cgrp_storage_get(&group_numbers, cgrp, NULL, 0);
+
+	return known ? known->number % MAX_GROUPS : 0;
+}
+
+/* The group above @cgrp, or 0. */
+static u32 parent_of(struct cgroup *cgrp)
+{
+	struct cgroup *parent;
+	u32 number = 0;
+
+	if (cgrp->level <= 0)
+		return 0;
+	parent = bpf_cgroup_ancestor(cgrp, cgrp->level - 1);
+	if (parent) {
+		number = number_of(parent);
+		bpf_cgroup_release(parent);
+	}
+	return number;
+}
+
+/* A number that is free, taken; 0 when there is none. The kernel has groups come and go one at a time. */
+__noinline u32 take_number(void)
+{
+	u32 i;
+
+	bpf_for(i, 1, MAX_GROUPS) {
+		if (groups[i % MAX_GROUPS].is_used)
+			continue;
+		groups[i % MAX_GROUPS].is_used = true;
+		if (i >= groups_end)
+			groups_end = i + 1;
+		return i;
+	}
+	return 0;
+}
+
+/* Puts @number and the groups above it among those that have tasks. */
+__noinline void activate(u32 number)
+{
+	u32 i;
+
+	bpf_for(i, 0, MAX_LEVELS) {
+		struct group *g = group_of(number);
+
+		if (g->is_active)
+			break;
+		g->is_active = true;
+		__sync_fetch_and_or(&active_groups[g->level % MAX_LEVELS][number / 64 % GROUP_WORDS], 1ULL << (number % 64));
+		if (!number)
+			break;
+		number = g->parent;
+	}
+}
+
+/* @tctx's task is in no queue any more. */
+static __always_inline void left_queue(struct task_ctx *tctx)
+{
+	struct queued_load *queued;
+	u32 llc = tctx->queued_llc;
+
+	if (!tctx->queued_weight)
+		return;
+	queued = bpf_map_lookup_elem(&queued_loads, &llc);
+	if (queued)
+		__sync_fetch_and_add(&queued->weights[tctx->group % MAX_GROUPS], -tctx->queued_weight);
+	if (tctx->is_shared)
+		__sync_fetch_and_add(&llc_ctx_of(llc)->nr_waiting, -1);
+	tctx->queued_weight = 0;
+}
+
+/*
+ * @p is to wait in a queue of @llc, the one that its CPUs share or another.
+ * Counted before the kernel inserts, and until @p has left the queue: so who
+ * looks too early finds the queue empty, but never the count wrong.
+ */
+static __always_inline void note_queued(const struct task_struct *p, struct task_ctx *tctx, u32 llc, bool is_shared)
+{
+	struct queued_load *queued = bpf_map_lookup_elem(&queued_loads, &llc);
+
+	left_queue(tctx);
+	if (!queued)
+		return;
+	tctx->queued_weight = p->scx.weight;
+	tctx->queued_llc = llc;
+	tctx->is_shared = is_shared;
+	if (is_shared)
+		__sync_fetch_and_add(&llc_ctx_of(llc)->nr_waiting, 1);
+	__sync_fetch_and_add(&queued->weights[tctx->group % MAX_GROUPS], tctx->queued_weight);
+	if (!group_of(tctx->group)->is_active)
+		activate(tctx->group);
+}
