@@ -289,8 +289,7 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
     for (cpu, place) in layout.cpus.iter().enumerate() {
         rodata.cpus[cpu] = types::stoker_cpu { domains: place.domains, llc: place.llc.into() };
     }
-    for (llc, cpus) in layout.llcs.iter().enumerate() {
-        let order = &layout.steal_order[llc];
+    for (llc, order) in layout.steal_order.iter().enumerate() {
         rodata.steal_order[llc][..order.len()].copy_from_slice(order);
     }
     for (domain, cpus) in layout.domains.iter().enumerate() {
