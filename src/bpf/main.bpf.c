@@ -34,8 +34,8 @@ UEI_DEFINE(uei);
 #include "class.bpf.h"
 #include "account.bpf.h"
 #include "queue.bpf.h"
-#include "preempt.bpf.h"
 #include "place.bpf.h"
+#include "preempt.bpf.h"
 
 s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
@@ -61,11 +61,16 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	vtime = wake_vtime(p, cpu);
-	if (is_idle || preempts(p, cpu, vtime)) {
-		if (p->scx.dsq_vtime != vtime)
-			set_vtime(p, vtime);
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, is_idle ? 0 : SCX_ENQ_PREEMPT);
+	if (!is_idle) {
+		s32 victim = pick_preempted(p, cpu, vtime);
+
+		if (victim < 0)
+			return cpu;
+		cpu = victim;
 	}
+	if (p->scx.dsq_vtime != vtime)
+		set_vtime(p, vtime);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, is_idle ? 0 : SCX_ENQ_PREEMPT);
 	return cpu;
 }
 

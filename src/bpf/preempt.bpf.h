@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Which ordinary wake-ups do not wait for the end of somebody's turn: those of
- * tasks that are well behind what runs on the CPU they wake on.
+ * tasks that are well behind what runs on the CPU they wake on, or near it.
  */
 
 /* How far behind: so much that the switch pays, and that tasks which wake each other do not. */
 #define PREEMPT_LAG_NS	(1ULL * NSEC_PER_MSEC)
+/* CPUs looked at beside the one that it wakes on. */
+#define PREEMPT_TRIES	4
 /* What a task runs before one that wakes may take its turn. */
 #define PREEMPT_AFTER_NS	(300ULL * NSEC_PER_USEC)
 
@@ -17,22 +19,42 @@ static __always_inline u64 wake_vtime(const struct task_struct *p, s32 cpu)
 	return time_before(p->scx.dsq_vtime, earliest) ? earliest : p->scx.dsq_vtime;
 }
 
-/* True when @p, an ordinary task that wakes with @vtime, should run on @cpu at once. */
-static bool preempts(const struct task_struct *p, s32 cpu, u64 vtime)
+/* True when what runs on @cpu should give way to a task that wakes with @vtime. */
+static bool gives_way_to(s32 cpu, u64 vtime, u64 now)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-	u64 now, ran_ns;
+	u64 ran_ns;
 
-	if (cctx->user != CPU_ORDINARY || cctx->taken || p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
+	if (!gives_way(cctx, CPU_ORDINARY, now))
 		return false;
-	if (!cctx->is_idle_class && !time_before(vtime + PREEMPT_LAG_NS, cctx->run_vtime + slice_ns))
-		return false;
-	now = scx_bpf_now();
-	if (time_before(now, cctx->claimed_until))
-		return false;
-	ran_ns = time_delta(now, cctx->run_at);
 	if (cctx->is_idle_class)
 		return true;
+	ran_ns = time_delta(now, cctx->run_at);
 	/* On a busy machine vtime is about as fast as time. */
 	return ran_ns > PREEMPT_AFTER_NS && time_before(vtime + PREEMPT_LAG_NS, cctx->run_vtime + ran_ns);
+}
+
+/*
+ * The CPU, claimed, on which @p, an ordinary task that wakes with @vtime, should
+ * run at once: @cpu, or, for one that is well behind its LLC's clock, another of
+ * that LLC. Negative when there is none.
+ */
+static s32 pick_preempted(struct task_struct *p, s32 cpu, u64 vtime)
+{
+	u32 llc = llc_of(cpu), i;
+	u64 now;
+
+	if (p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
+		return -EBUSY;
+	now = scx_bpf_now();
+	if (gives_way_to(cpu, vtime, now))
+		return claim(cpu, now) ? cpu : -EBUSY;
+	if (!time_before(vtime + PREEMPT_LAG_NS, llc_ctx_of(llc)->vtime_now))
+		return -EBUSY;
+	bpf_for(i, 0, PREEMPT_TRIES) {
+		cpu = bpf_cpumask_any_distribute(p->cpus_ptr);
+		if (cpu < nr_cpus && llc_of(cpu) == llc && gives_way_to(cpu, vtime, now))
+			return claim(cpu, now) ? cpu : -EBUSY;
+	}
+	return -EBUSY;
 }
