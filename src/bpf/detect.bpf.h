@@ -89,6 +89,15 @@ static void feed_gpu(struct task_ctx *tctx, u32 gpu, u64 now)
 		tctx->domain = gpu_domain[gpu % STOKER_MAX_GPUS];
 }
 
+/* Ties @tctx to one of @gpus: the one it feeds already, or else the first. */
+static void feed_one_of(struct task_ctx *tctx, u64 gpus, u64 now)
+{
+	if (tctx->gpu != STOKER_NO_GPU && gpus & (1ULL << (tctx->gpu % 64)))
+		return;
+	feed_gpu(tctx, lowest_bit(gpus), now);
+	tctx->gpus |= gpus;
+}
+
 /* Notes the process, so that user space can look after its threads. */
 static void note_process(struct task_struct *p, u64 gpus, u64 now)
 {
@@ -327,10 +336,7 @@ int report_thread(struct stoker_thread_report *report)
 	} else if (report->evidence && report->gpus) {
 		u64 until = scx_bpf_now() + evidence_ttl_ns;
 
-		if (!(report->gpus & (1ULL << (tctx->gpu % 64)))) {
-			feed_gpu(tctx, lowest_bit(report->gpus), scx_bpf_now());
-			tctx->gpus |= report->gpus;
-		}
+		feed_one_of(tctx, report->gpus, scx_bpf_now());
 		tctx->evidence |= report->evidence;
 		if (report->word == STOKER_WORD_FEEDER)
 			tctx->feeder_until = until;

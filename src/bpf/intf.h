@@ -48,6 +48,7 @@ enum stoker_evidence {
 	STOKER_EV_WORD		= 1 << 6, /* its cgroup's owner says so, or the configuration file */
 	STOKER_EV_POLL		= 1 << 7, /* polls the GPU's file */
 	STOKER_EV_VCPU		= 1 << 8, /* it runs a virtual CPU: no use of a GPU, unless the guest has one */
+	STOKER_EV_LAUNCH	= 1 << 9, /* called its GPU's library to launch work */
 };
 
 /* What a person says of a thread: the owner of its cgroup, or the configuration file. */
@@ -152,6 +153,16 @@ struct stoker_thread_report {
 	u64	known_gpus;	/* GPUs the thread itself was seen to use */
 	u32	known_evidence;	/* STOKER_EV_* seen of the thread itself */
 	s32	ret;		/* 0 or -ESRCH */
+};
+
+/* Argument of the program `judge_launches`: whether a thread launched work in a sample makes it a feeder. */
+struct stoker_launches {
+	s32	tid;
+	u32	sample;		/* its number */
+	u64	gpus;		/* the GPUs its process uses */
+	/* Out: */
+	u32	launched;	/* it did */
+	u32	pad;
 };
 
 #endif /* STOKER_INTF_H */

@@ -30,6 +30,7 @@ UEI_DEFINE(uei);
 #include "limit.bpf.h"
 #include "fit.bpf.h"
 #include "detect.bpf.h"
+#include "launch.bpf.h"
 #include "wake.bpf.h"
 #include "class.bpf.h"
 #include "account.bpf.h"

@@ -33,6 +33,7 @@ struct task_ctx {
 	struct rate uses;		/* signs of GPU work */
 	struct home_uses homes;
 	u32	evidence;		/* STOKER_EV_* */
+	u32	launched_in;		/* the last sample in which it launched work, 0 for none */
 	u8	gpu;			/* the GPU it fed last */
 	u8	domain;			/* the domain it is placed by: that GPU's, or of several that most used, or STOKER_NO_DOMAIN */
 	u8	counted_gpu;		/* the GPU in whose state this thread is counted, or STOKER_NO_GPU */

@@ -126,6 +126,12 @@ pub struct Counters {
     pub limited_periods: u64,
     #[stat(desc = "those of them in which a task had to wait for the next")]
     pub throttled_periods: u64,
+    #[stat(desc = "calls that launch GPU work seen in samples (--probe-launches)")]
+    pub launch_calls: u64,
+    #[stat(desc = "time with probes on such calls (ns)")]
+    pub launch_probed_ns: u64,
+    #[stat(desc = "time that these probes took from the threads that called, estimated (ns)")]
+    pub launch_cost_ns: u64,
     #[stat(desc = "counters of each GPU")]
     pub gpus: BTreeMap<usize, GpuCounters>,
 }
@@ -164,12 +170,16 @@ impl Counters {
             (gpu.index as usize, counters)
         });
         let limits = scheduler.limit_stats();
+        let launches = scheduler.launch_stats();
         Self {
             at_ns: at.as_nanos() as u64,
             processes_lost: scheduler.processes_lost(),
             groups_lost: scheduler.groups_lost(),
             limited_periods: limits.periods,
             throttled_periods: limits.throttled_periods,
+            launch_calls: launches.calls,
+            launch_probed_ns: launches.probed_ns,
+            launch_cost_ns: launches.cost_ns(),
             gpus: gpus.collect(),
         }
     }
@@ -187,6 +197,9 @@ impl Counters {
             groups_lost: self.groups_lost.saturating_sub(earlier.groups_lost),
             limited_periods: self.limited_periods.saturating_sub(earlier.limited_periods),
             throttled_periods: self.throttled_periods.saturating_sub(earlier.throttled_periods),
+            launch_calls: self.launch_calls.saturating_sub(earlier.launch_calls),
+            launch_probed_ns: self.launch_probed_ns.saturating_sub(earlier.launch_probed_ns),
+            launch_cost_ns: self.launch_cost_ns.saturating_sub(earlier.launch_cost_ns),
             gpus: gpus.collect(),
         }
     }
@@ -217,6 +230,15 @@ impl Counters {
             let _ =
                 write!(line, " | cpu.max: {} of {} periods throttled", self.throttled_periods, self.limited_periods);
         }
+        if self.launch_probed_ns > 0 {
+            let _ = write!(
+                line,
+                " | {} launches seen in {} ms of probes, which cost {} us",
+                self.launch_calls,
+                self.launch_probed_ns / 1_000_000,
+                self.launch_cost_ns / 1000
+            );
+        }
         line
     }
 }
@@ -238,6 +260,19 @@ mod tests {
         assert_eq!(interval.gpus[&0].wakeups, 20);
         assert_eq!(interval.gpus[&0].at_home(), 0.25);
         assert!(interval.status_line().contains("10 wake-ups/s, 25.0 % at home"));
+    }
+
+    #[test]
+    fn probes_are_told_of_in_the_intervals_that_had_some() {
+        let probed = |launch_probed_ns| Counters {
+            launch_calls: 7,
+            launch_cost_ns: 9000,
+            launch_probed_ns,
+            ..counters(1_000_000_000, GpuCounters::default())
+        };
+        let line = |counters: Counters| counters.status_line();
+        assert!(line(probed(200_000_000)).ends_with("| 7 launches seen in 200 ms of probes, which cost 9 us"));
+        assert!(!line(probed(0)).contains("probes"));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as IOCTL, stoker_evidence_STOKER_EV_IRQ as IRQ,
-    stoker_evidence_STOKER_EV_MMAP as MMAP, stoker_evidence_STOKER_EV_OPEN as OPEN,
-    stoker_evidence_STOKER_EV_POLL as POLL, stoker_evidence_STOKER_EV_PROCESS as PROCESS,
-    stoker_evidence_STOKER_EV_VCPU as VCPU, stoker_evidence_STOKER_EV_WAKE as WAKE,
-    stoker_evidence_STOKER_EV_WORD as WORD, stoker_role_STOKER_FEEDER as FEEDER,
-    stoker_role_STOKER_SUPPLIER as SUPPLIER, stoker_thread,
+    stoker_evidence_STOKER_EV_LAUNCH as LAUNCH, stoker_evidence_STOKER_EV_MMAP as MMAP,
+    stoker_evidence_STOKER_EV_OPEN as OPEN, stoker_evidence_STOKER_EV_POLL as POLL,
+    stoker_evidence_STOKER_EV_PROCESS as PROCESS, stoker_evidence_STOKER_EV_VCPU as VCPU,
+    stoker_evidence_STOKER_EV_WAKE as WAKE, stoker_evidence_STOKER_EV_WORD as WORD,
+    stoker_role_STOKER_FEEDER as FEEDER, stoker_role_STOKER_SUPPLIER as SUPPLIER, stoker_thread,
 };
 
 /// What a thread is to a GPU.
@@ -56,6 +56,7 @@ impl From<&stoker_thread> for Thread {
             (WAKE, "wake"),
             (WORD, "word"),
             (VCPU, "vcpu"),
+            (LAUNCH, "launch"),
         ];
         let comm: Vec<u8> = thread.comm.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
         Self {

@@ -4,6 +4,7 @@ pub mod features;
 mod layout;
 mod options;
 pub mod preflight;
+mod probes;
 mod run;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ use scx_utils::{UserExitInfo, scx_ops_attach, scx_ops_load, scx_ops_open, uei_ex
 use features::{Feature, Kernel};
 pub use layout::{Layout, dev_t};
 pub use options::Options;
+use probes::Probing;
+pub use probes::{LaunchProbes, LaunchStats};
 pub use run::{run, shutdown_flag};
 
 use crate::bpf_intf::{
@@ -30,6 +33,7 @@ use crate::bpf_intf::{
 use crate::bpf_skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel, types};
 use crate::cgroup;
 use crate::machine::Machine;
+use crate::workload::LAUNCH_PERIOD;
 
 /// A scheduler that runs for as long as this lives.
 pub struct Scheduler<'a> {
@@ -38,6 +42,7 @@ pub struct Scheduler<'a> {
     layout: Layout,
     missing: Missing,
     feeders: Vec<Feeders>,
+    probing: Probing,
 }
 
 /// Feeders of one GPU, counted once in each epoch.
@@ -68,6 +73,8 @@ impl<'a> Scheduler<'a> {
         configure(&mut skel, options, &layout)?;
         make_room(&mut skel, &layout)?;
         let missing = leave_out_missing(&mut skel)?;
+        // Nothing of it is loaded where it is not asked for.
+        skel.progs.note_launch.set_autoload(options.probe_launches);
         // The scheduler is attached below, after the hooks; libbpf would warn that the skeleton has no place for its link.
         // SAFETY: the map is open, and this only sets a flag of it.
         unsafe { libbpf_sys::bpf_map__set_autoattach(skel.maps.stoker_ops.as_libbpf_object().as_ptr(), false) };
@@ -76,7 +83,7 @@ impl<'a> Scheduler<'a> {
         fill(&skel.maps.irqs, &BTreeMap::new(), &layout.irqs).context("could not say which interrupts are GPUs'")?;
         let link = scx_ops_attach!(skel, stoker_ops)?;
         let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
-        Ok(Self { skel, link: Some(link), layout, missing, feeders })
+        Ok(Self { skel, link: Some(link), layout, missing, feeders, probing: Probing::default() })
     }
 
     /// What the BPF side indexes by.
@@ -281,6 +288,7 @@ fn configure(skel: &mut OpenBpfSkel, options: &Options, layout: &Layout) -> Resu
     rodata.feeder_cap_permille = options.feeder_cap * 10;
     rodata.home_wait_ns = options.home_wait_us * 1000;
     rodata.evidence_ttl_ns = options.evidence_s * 1_000_000_000;
+    rodata.launch_ttl_ns = rodata.evidence_ttl_ns.max(3 * LAUNCH_PERIOD.as_nanos() as u64);
 
     rodata.nr_cpus = layout.nr_cpus;
     rodata.nr_online = layout.llcs.iter().map(|cpus| cpus.len() as u32).sum::<u32>().max(1);

@@ -24,4 +24,9 @@ pub struct Options {
     /// How long an open or an ioctl on a GPU makes its thread a feeder, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub evidence_s: u64,
+
+    /// Now and then, for a fifth of a second, note which threads of GPU processes call CUDA, HIP or Level Zero to launch
+    /// work: finds feeders that nothing else tells from their process's other threads. Each call then costs a trap
+    #[arg(long)]
+    pub probe_launches: bool,
 }

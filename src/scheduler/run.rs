@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::machine::nvml::NvmlThread;
 use crate::machine::{Home, Machine, Sources};
 use crate::metrics::{self, Counters, Request, Thread};
-use crate::workload::{Change, GpuWatch, NvmlProcesses, Rule, Workload};
+use crate::workload::{Change, GpuWatch, Launches, NvmlProcesses, Rule, Workload};
 
 /// How often user space looks after threads and counters.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -66,7 +66,10 @@ pub fn run(
         log::info!("scx_stoker schedules this machine now");
         let processes = nvml.as_ref().map(|nvml| NvmlProcesses::new(nvml, &machine));
         let evidence_ttl = Duration::from_secs(options.evidence_s);
-        let workload = Workload::new(scheduler.layout(), &machine, rules, processes, evidence_ttl);
+        let mut workload = Workload::new(scheduler.layout(), &machine, rules, processes, evidence_ttl);
+        if options.probe_launches {
+            workload.sample_launches(Launches::try_new(&mut scheduler));
+        }
         let ended = tend(&mut scheduler, workload, &mut machine, &server, &mut watch, is_verbose, shutdown);
         let exit = scheduler.stop()?;
         match ended? {
@@ -114,6 +117,7 @@ fn tend(
         if shutdown.load(Ordering::Relaxed) {
             return Ok(Ended::Asked);
         }
+        workload.end_sample(scheduler)?;
         if Instant::now() >= next {
             next = Instant::now() + INTERVAL;
             workload.refresh(scheduler)?;

@@ -2,7 +2,10 @@
 //! without system calls. BPF sees the rest by itself.
 
 mod activity;
+mod elf;
 mod fdinfo;
+mod launch;
+mod maps;
 mod nvml;
 mod process;
 mod rule;
@@ -15,20 +18,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+pub use launch::{Launches, PERIOD as LAUNCH_PERIOD};
+pub use maps::{FileId, Mapping, parse_maps};
 pub use nvml::{NvmlProcesses, NvmlUse, Reading};
 pub use rule::Rule;
 pub use watch::{Change, GpuWatch};
 
 use crate::bpf_intf::{
     stoker_evidence_STOKER_EV_IOCTL as EV_IOCTL, stoker_evidence_STOKER_EV_IRQ as EV_IRQ,
-    stoker_evidence_STOKER_EV_MMAP as EV_MMAP, stoker_evidence_STOKER_EV_OPEN as EV_OPEN,
-    stoker_evidence_STOKER_EV_POLL as EV_POLL, stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS,
-    stoker_evidence_STOKER_EV_VCPU as EV_VCPU,
+    stoker_evidence_STOKER_EV_LAUNCH as EV_LAUNCH, stoker_evidence_STOKER_EV_MMAP as EV_MMAP,
+    stoker_evidence_STOKER_EV_OPEN as EV_OPEN, stoker_evidence_STOKER_EV_POLL as EV_POLL,
+    stoker_evidence_STOKER_EV_PROCESS as EV_PROCESS, stoker_evidence_STOKER_EV_VCPU as EV_VCPU,
 };
 use crate::machine::{Gpu, Machine};
 use crate::scheduler::{Layout, Scheduler, ThreadUse};
 use activity::Activity;
 use fdinfo::{CountingDrivers, Engines};
+use launch::Launching;
 use process::{Process, Reader};
 use word::Words;
 
@@ -48,6 +54,8 @@ pub struct Workload<'a> {
     reader: Reader,
     processes: BTreeMap<u32, Known>,
     words: Words<'a>,
+    /// None if launches are not to be sampled, or cannot.
+    launches: Option<Launches>,
     drivers: CountingDrivers,
     /// How long a process may show no GPU work before it is taken to do none.
     idle_after: Duration,
@@ -67,6 +75,7 @@ struct Known {
     engines: Engines,
     by_engines: Activity,
     by_nvml: Activity,
+    launching: Launching,
 }
 
 impl Known {
@@ -80,6 +89,7 @@ impl Known {
             engines: Engines::default(),
             by_engines: Activity::default(),
             by_nvml: Activity::default(),
+            launching: Launching::default(),
         }
     }
 
@@ -106,6 +116,7 @@ impl<'a> Workload<'a> {
             reader: Reader::new("/proc"),
             processes: BTreeMap::new(),
             words: Words::new(machine, rules),
+            launches: None,
             drivers: CountingDrivers::default(),
             idle_after: evidence_ttl.max(MIN_IDLE),
             refreshes: 0,
@@ -138,7 +149,7 @@ impl<'a> Workload<'a> {
     ///
     /// # Errors
     /// The BPF side could not be asked.
-    pub fn refresh(&mut self, scheduler: &Scheduler) -> Result<()> {
+    pub fn refresh(&mut self, scheduler: &mut Scheduler) -> Result<()> {
         let now = Instant::now();
         self.take_seen(scheduler);
         self.take_told(now);
@@ -156,12 +167,18 @@ impl<'a> Workload<'a> {
         if reads_files {
             self.read_files(now);
         }
+        if let Some(launches) = &mut self.launches {
+            for (&pid, known) in self.processes.iter_mut().filter(|(_, known)| known.gpus != 0) {
+                known.launching.read(&self.reader, pid, reads_files);
+            }
+            launches.start(scheduler, &self.reader, &mut self.processes);
+        }
         for known in self.processes.values() {
             let gpus = known.feeds(self.idle_after, now);
             if gpus & self.passed_through != 0 {
-                report_vcpus(scheduler, &self.reader, &known.process, gpus, reads_files)?;
+                report_vcpus(scheduler, &self.reader, known, gpus, reads_files)?;
             } else if gpus != 0 {
-                report_threads(scheduler, &self.reader, &known.process, gpus)?;
+                report_threads(scheduler, &self.reader, known, gpus)?;
             }
         }
         // Last, so that the explicit word wins.
@@ -174,6 +191,22 @@ impl<'a> Workload<'a> {
                 gpus => gpus,
             })
         })
+    }
+
+    /// Samples launches from now on, unless there are none.
+    pub fn sample_launches(&mut self, launches: Option<Launches>) {
+        self.launches = launches;
+    }
+
+    /// Ends a sample of launches when it is time. To be called every tenth of a second or so.
+    ///
+    /// # Errors
+    /// The BPF side could not be asked.
+    pub fn end_sample(&mut self, scheduler: &Scheduler) -> Result<()> {
+        match &mut self.launches {
+            Some(launches) => launches.end_if_due(scheduler, &self.reader, &mut self.processes),
+            None => Ok(()),
+        }
     }
 
     /// Reads what the known processes hold open, and what engines did for them.
@@ -239,29 +272,29 @@ fn passed_through(machine: &Machine) -> u64 {
 /// Of a process that runs a guest, the virtual CPUs feed the GPUs that the guest has. They are the threads that call
 /// KVM_RUN, whatever the program calls them: BPF sees each call, and `looks` is for those that have waited in one since
 /// before the start. A program that drives the GPU by itself has none, and is like any other.
-fn report_vcpus(scheduler: &Scheduler, reader: &Reader, process: &Process, gpus: u64, looks: bool) -> Result<()> {
+fn report_vcpus(scheduler: &Scheduler, reader: &Reader, known: &Known, gpus: u64, looks: bool) -> Result<()> {
     let mut has_guest = false;
-    for tid in reader.threads(process) {
+    for tid in reader.threads(&known.process) {
         let Some(used) = scheduler.thread_use(tid)? else { continue };
-        if used.evidence & EV_VCPU != 0 || looks && reader.waits_in_guest(process, tid) {
+        if used.evidence & EV_VCPU != 0 || looks && reader.waits_in_guest(&known.process, tid) {
             has_guest = true;
             scheduler.report_thread(tid, ThreadUse { evidence: EV_VCPU, gpus })?;
         }
     }
     if !has_guest {
-        report_threads(scheduler, reader, process, gpus)?;
+        report_threads(scheduler, reader, known, gpus)?;
     }
     Ok(())
 }
 
 /// Threads that mapped a GPU feed it for as long as their process holds it, with system calls or without. Where no
-/// thread was seen to do anything, all happened before the start, and each may be the one.
-fn report_threads(scheduler: &Scheduler, reader: &Reader, process: &Process, gpus: u64) -> Result<()> {
+/// thread was seen to do anything, all happened before the start, and each may be the one, unless a sample is to tell.
+fn report_threads(scheduler: &Scheduler, reader: &Reader, known: &Known, gpus: u64) -> Result<()> {
     let mut unseen = Vec::new();
     let mut seen = false;
-    for tid in reader.threads(process) {
+    for tid in reader.threads(&known.process) {
         let Some(used) = scheduler.thread_use(tid)? else { continue };
-        let own = used.evidence & (EV_OPEN | EV_MMAP | EV_IOCTL | EV_POLL | EV_IRQ);
+        let own = used.evidence & (EV_OPEN | EV_MMAP | EV_IOCTL | EV_POLL | EV_IRQ | EV_LAUNCH);
         seen |= own != 0;
         if own & EV_MMAP != 0 {
             scheduler.report_thread(tid, ThreadUse { evidence: EV_MMAP, gpus: gpus & used.gpus })?;
@@ -269,7 +302,7 @@ fn report_threads(scheduler: &Scheduler, reader: &Reader, process: &Process, gpu
             unseen.push(tid);
         }
     }
-    if !seen {
+    if !seen && !known.launching.is_about_to_be_judged() {
         for tid in unseen {
             scheduler.report_thread(tid, ThreadUse { evidence: EV_PROCESS, gpus })?;
         }

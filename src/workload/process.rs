@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -87,6 +87,19 @@ impl Reader {
     pub fn waits_in_guest(&self, process: &Process, tid: u32) -> bool {
         let path = self.proc.join(format!("{}/task/{tid}/syscall", process.pid));
         fs::read_to_string(path).is_ok_and(|text| is_kvm_run(&text))
+    }
+
+    /// What a process has mapped, as text; empty if it is gone.
+    pub fn maps(&self, pid: u32) -> String {
+        fs::read_to_string(self.proc.join(format!("{pid}/maps"))).unwrap_or_default()
+    }
+
+    /// The file behind a mapping, given as `START-END`, whatever mount namespace it is in, and even if it was deleted.
+    ///
+    /// # Errors
+    /// The mapping is gone.
+    pub fn mapped_file(&self, pid: u32, range: &str) -> io::Result<fs::File> {
+        fs::File::open(self.proc.join(format!("{pid}/map_files/{range}")))
     }
 
     /// The GPUs, as bits, whose devices it holds open.
