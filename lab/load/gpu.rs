@@ -57,6 +57,11 @@ impl Gpu {
         }
         Ok(gpus)
     }
+
+    /// Its PCI address; none for a stand-in.
+    pub fn pci_address(&self) -> Option<String> {
+        Some(pci_device(&self.name)?.file_name()?.to_str()?.to_string())
+    }
 }
 
 fn render_nodes() -> Result<Vec<Gpu>> {
@@ -72,11 +77,15 @@ fn render_nodes() -> Result<Vec<Gpu>> {
     Ok(minors.iter().map(|minor| render_node(&format!("renderD{minor}"))).collect())
 }
 
+/// The device behind a render node that knows its place. The DRM device may sit on a child of it, such as a virtio device.
+fn pci_device(name: &str) -> Option<PathBuf> {
+    let device = fs::canonicalize(format!("/sys/class/drm/{name}/device")).ok()?;
+    device.ancestors().find(|path| path.join("numa_node").exists()).map(Path::to_path_buf)
+}
+
 fn render_node(name: &str) -> Gpu {
-    let device = fs::canonicalize(format!("/sys/class/drm/{name}/device")).ok();
-    // The DRM device may sit on a child, such as a virtio device, of the PCI device that knows its place.
-    let place = device.as_deref().and_then(|path| path.ancestors().find(|path| path.join("numa_node").exists()));
-    let read = |file: &str| fs::read_to_string(place?.join(file)).ok();
+    let place = pci_device(name);
+    let read = |file: &str| fs::read_to_string(place.as_ref()?.join(file)).ok();
     // A node of −1 means unknown, and then local_cpulist names every CPU: that is no home.
     let node = read("numa_node").and_then(|text| text.trim().parse::<usize>().ok());
     let home = node.and_then(|_| parse_cpulist(&read("local_cpulist")?).ok()).filter(|cpus| !cpus.is_empty());

@@ -7,11 +7,13 @@
 mod cgroup;
 mod compare;
 mod cost;
+mod cuda;
 mod fair;
 mod feed;
 mod feeder;
 mod gpu;
 mod neighbours;
+mod nvidia;
 mod plot;
 mod report;
 mod sample;
@@ -50,6 +52,8 @@ enum Command {
     Plot(plot::PlotArgs),
     /// Show a scheduler a zoo of threads of known roles, and print what it takes each of them for
     Zoo(zoo::ZooArgs),
+    /// Keep a stand-in for /dev/nvidia0 there until killed
+    Nvidia0,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -62,5 +66,6 @@ fn main() -> anyhow::Result<()> {
         Command::Cost(args) => cost::main(&args),
         Command::Plot(args) => plot::main(&args),
         Command::Zoo(args) => zoo::main(&args),
+        Command::Nvidia0 => nvidia::main(),
     }
 }

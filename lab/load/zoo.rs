@@ -1,6 +1,7 @@
 //! A zoo of processes and threads whose roles are known, and what a scheduler takes each of them for.
 
 mod cast;
+mod launchers;
 mod link;
 mod members;
 mod verdict;
@@ -17,8 +18,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::compare::{Running, Scheduler};
+use crate::cuda;
 use crate::feed::active_scheduler;
 use crate::gpu::{DeviceKind, Gpu};
+use crate::nvidia;
 use crate::sys::{self, MS, now_ns, sleep_ns};
 use cast::{Cast, Member, Truth};
 use verdict::{Judged, Listed, OUTSIDER, Totals, judge};
@@ -35,6 +38,10 @@ pub struct ZooArgs {
     /// How long the zoo runs before the scheduler is asked, in s
     #[arg(long, default_value_t = 4.0)]
     pub seconds: f64,
+    /// Show those that take stand-ins instead of the others: processes that launch through CUDA's library
+    /// (for --probe-launches), and a feeder of /dev/nvidia0
+    #[arg(long)]
+    pub stand_ins: bool,
     /// Neighbours that compute without a pause
     #[arg(long, default_value_t = 8)]
     pub hogs: usize,
@@ -66,11 +73,12 @@ pub fn main(args: &ZooArgs) -> Result<()> {
     let gpus = Gpu::find(DeviceKind::Auto, None)?;
     let result = if args.dry_run { dry_run(args, &gpus) } else { run(args, &gpus) };
     members::remove_own_cgroup();
+    cuda::remove_copies();
     result
 }
 
 fn dry_run(args: &ZooArgs, gpus: &[Gpu]) -> Result<()> {
-    let mut zoo = Zoo::early(gpus)?;
+    let mut zoo = Zoo::early(gpus, args)?;
     zoo.open(gpus, args)?;
     for member in zoo.members() {
         let (tid, comm, truth) = (member.tid(), &member.comm, verdict::truth_name(member.truth));
@@ -89,8 +97,11 @@ fn run(args: &ZooArgs, gpus: &[Gpu]) -> Result<()> {
     };
     let (gpus, indices) = in_scheduler_order(&binary, gpus)?;
     let gpus = gpus.as_slice();
+    if args.stand_ins {
+        nvidia::let_nvml_say(&gpus[0])?;
+    }
 
-    let mut zoo = Zoo::early(gpus)?;
+    let mut zoo = Zoo::early(gpus, args)?;
     let scheduler = Scheduler { name: "zoo".to_string(), command };
     let running = Running::start(&scheduler, args.attach_timeout_s * 1000 * MS)?;
     let threads = zoo.open(gpus, args).and_then(|()| {
@@ -127,17 +138,21 @@ fn run(args: &ZooArgs, gpus: &[Gpu]) -> Result<()> {
 
 /// All members.
 struct Zoo {
-    early: Cast,
+    // Goes first: it may use what the early ones keep there.
     late: Cast,
+    early: Cast,
 }
 
 impl Zoo {
     /// Starts those that run before the scheduler does.
-    fn early(gpus: &[Gpu]) -> Result<Self> {
+    fn early(gpus: &[Gpu], args: &ZooArgs) -> Result<Self> {
         /// Time for them to have settled before the scheduler comes.
         const SETTLE_NS: u64 = 500 * MS;
         let mut early = Cast::new()?;
-        members::early(&mut early, gpus)?;
+        match args.stand_ins {
+            true => members::early_with_stand_ins(&mut early, gpus)?,
+            false => members::early(&mut early, gpus)?,
+        }
         early.start()?;
         sleep_ns(SETTLE_NS);
         Ok(Self { early, late: Cast::new()? })
@@ -145,7 +160,11 @@ impl Zoo {
 
     /// Starts the others, and lets all run for the time that was asked for.
     fn open(&mut self, gpus: &[Gpu], args: &ZooArgs) -> Result<()> {
-        members::late(&mut self.late, gpus, args.hogs)?;
+        match args.stand_ins {
+            true => members::late_with_stand_ins(&mut self.late, gpus)?,
+            false => members::late(&mut self.late, gpus)?,
+        }
+        members::hogs(&mut self.late, args.hogs)?;
         self.late.start()?;
         sleep_ns((args.seconds * 1e9) as u64);
         Ok(())

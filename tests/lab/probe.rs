@@ -51,7 +51,7 @@ impl Device {
 }
 
 /// struct drm_version, with no buffers: every DRM driver answers DRM_IOCTL_VERSION.
-fn submit(fd: RawFd) {
+pub fn submit(fd: RawFd) {
     let mut version = [0u64; 8];
     let request = (3u64 << 30) | ((size_of_val(&version) as u64) << 16) | ((b'd' as u64) << 8);
     // SAFETY: the request carries the size of the argument, which outlives the call.
@@ -123,7 +123,7 @@ pub struct Process(libc::pid_t);
 impl Process {
     /// Forks one; with `device` it first opens and maps that.
     pub fn fork(device: Option<&Path>) -> Self {
-        Self::fork_to(device, || {
+        Self::fork_to(device, |_| {
             // SAFETY: takes a number only.
             unsafe { libc::usleep(TICK.as_micros() as libc::c_uint) };
         })
@@ -131,22 +131,33 @@ impl Process {
 
     /// Forks one that opens and maps `device` and then sleeps.
     pub fn hold(device: &Path) -> Self {
-        Self::fork_to(Some(device), || {
+        Self::fork_to(Some(device), |_| {
             // SAFETY: takes nothing.
             unsafe { libc::pause() };
         })
     }
 
-    /// Forks one that goes on with `step` for ever, which must make system calls only.
-    fn fork_to(device: Option<&Path>, step: impl Fn()) -> Self {
+    /// Forks one that does something, given the open device, a hundred times a second: system calls and computing only.
+    pub fn fork_doing(device: &Path, tick: impl Fn(RawFd)) -> Self {
+        Self::fork_to(Some(device), |fd| {
+            tick(fd);
+            // SAFETY: takes a number only.
+            unsafe { libc::usleep(TICK.as_micros() as libc::c_uint) };
+        })
+    }
+
+    /// Forks one that goes on with `step` for ever, which must make system calls and compute only. It gets the open device,
+    /// or -1.
+    fn fork_to(device: Option<&Path>, step: impl Fn(RawFd)) -> Self {
         let path = device.map(|path| std::ffi::CString::new(path.to_str().unwrap()).unwrap());
         // SAFETY: the child makes system calls only; it takes no lock and allocates nothing.
         unsafe {
             let pid = libc::fork();
             if pid == 0 {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                let mut fd = -1;
                 if let Some(path) = path {
-                    let fd = libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+                    fd = libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
                     if fd < 0 {
                         libc::_exit(1);
                     }
@@ -154,7 +165,7 @@ impl Process {
                     map(fd);
                 }
                 loop {
-                    step();
+                    step(fd);
                 }
             }
             assert!(pid > 0, "fork failed");

@@ -1,6 +1,7 @@
 //! `scx_stoker` as a child process: started until the kernel says it schedules, stopped as a user would.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,20 +54,30 @@ impl Stoker {
         Self::start_alone(options)
     }
 
+    /// The same, with variables in its environment.
+    pub fn start_in(environment: &[(&str, &Path)], options: &[&str]) -> Self {
+        stop_shared();
+        Self::start_with(environment, options)
+    }
+
     fn start_alone(options: &[&str]) -> Self {
+        Self::start_with(&[], options)
+    }
+
+    fn start_with(environment: &[(&str, &Path)], options: &[&str]) -> Self {
         assert_eq!(state(), "disabled", "a scheduler is there already");
         let from = Instant::now();
-        let mut stoker = Self::spawn(options);
+        let mut stoker = Self::spawn(environment, options);
         stoker.wait_enabled();
         stoker.load_s = from.elapsed().as_secs_f64();
         stoker
     }
 
-    fn spawn(options: &[&str]) -> Self {
+    fn spawn(environment: &[(&str, &Path)], options: &[&str]) -> Self {
         let log = std::env::temp_dir().join("scx_stoker.log").to_str().unwrap().to_string();
         let file = File::create(&log).unwrap();
         let mut command = Command::new(BINARY);
-        command.arg("--verbose").args(options);
+        command.arg("--verbose").args(options).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         Self { child: command.spawn().unwrap(), log, load_s: 0.0 }
     }

@@ -12,10 +12,11 @@ use crate::probe::{Process, home_of, render_nodes};
 use crate::stoker::with_shared;
 
 /// A cgroup of the test's. Removed when dropped, which takes that its processes have ended.
-struct Group(PathBuf);
+pub struct Group(PathBuf);
 
 impl Group {
-    fn new(name: &str, words: &[(&str, &str)]) -> Self {
+    /// Makes it, with extended attributes `words`.
+    pub fn new(name: &str, words: &[(&str, &str)]) -> Self {
         let path = PathBuf::from("/sys/fs/cgroup").join(name);
         fs::create_dir(&path).unwrap();
         let target = CString::new(path.to_str().unwrap()).unwrap();
@@ -28,7 +29,8 @@ impl Group {
         Self(path)
     }
 
-    fn take(&self, process: &Process) {
+    /// Moves a process into it.
+    pub fn take(&self, process: &Process) {
         fs::write(self.0.join("cgroup.procs"), process.pid().to_string()).unwrap();
     }
 }

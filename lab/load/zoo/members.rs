@@ -12,18 +12,20 @@ use std::thread::Scope;
 use anyhow::{Context, Result};
 
 use super::cast::{Cast, Part, Truth};
+use super::launchers;
 use super::link::{LinkKind, wait_readable};
 use crate::cgroup;
 use crate::feeder::WaitKind;
 use crate::gpu::{Gpu, Queue, SubmitKind};
 use crate::neighbours;
+use crate::nvidia;
 use crate::sys::{MS, check, fork_child, futex_wait, futex_wake, mount, now_ns, sleep_ns, sleep_until};
 use crate::work::{UNITS_PER_MS, work};
 
 /// Length of a GPU kernel, as of the feeders of `lab_load feed`.
-const KERNEL_NS: u64 = 10 * MS;
+pub const KERNEL_NS: u64 = 10 * MS;
 /// CPU work in a feeder's step, likewise.
-const STEP_UNITS: u64 = UNITS_PER_MS;
+pub const STEP_UNITS: u64 = UNITS_PER_MS;
 /// CPU work in a batch, at each depth.
 const BATCH_UNITS: u64 = UNITS_PER_MS / 2;
 
@@ -33,8 +35,35 @@ pub fn early(cast: &mut Cast, gpus: &[Gpu]) -> Result<()> {
     early_doorbell(cast, gpus, gpus.len() - 1)
 }
 
+/// Those of the early ones that take stand-ins.
+pub fn early_with_stand_ins(cast: &mut Cast, gpus: &[Gpu]) -> Result<()> {
+    let kind = "launches beside a pool of 16 threads, from before the scheduler";
+    launchers::pool(cast, gpus, gpus.len() - 1, "zel-pool", kind, (16, WaitKind::Block))?;
+    let keeper = cast.add("keeps the stand-in for /dev/nvidia0", "ze-nvidia0", Truth::SupplierAtMost)?;
+    cast.fork("keeper of a device", || {
+        keeper.introduce();
+        let mut device = nvidia::Device::create()?;
+        keeper.enter();
+        loop {
+            device.serve_one()?;
+            keeper.step();
+        }
+    })
+}
+
+/// Those of the late ones that take stand-ins.
+pub fn late_with_stand_ins(cast: &mut Cast, gpus: &[Gpu]) -> Result<()> {
+    let kind = "launches beside a pool of 4 threads, spins";
+    launchers::pool(cast, gpus, 0, "zl-spin", kind, (4, WaitKind::Spin))?;
+    launchers::in_turns(cast, gpus, 0)?;
+    // NVML says so: see `nvidia::let_nvml_say()`.
+    let device = Gpu { name: "nvidia0".to_string(), device: Some(nvidia::PATH.into()), ..gpus[0].clone() };
+    let part = cast.add("ioctl on /dev/nvidia0", "z-nvidia", Truth::Feeder { gpu: 0 })?;
+    cast.fork("feeder of /dev/nvidia0", || feed(&part, &device, SubmitKind::Ioctl, WaitKind::Block, || Ok(())))
+}
+
 /// Those that start under the scheduler.
-pub fn late(cast: &mut Cast, gpus: &[Gpu], hogs: usize) -> Result<()> {
+pub fn late(cast: &mut Cast, gpus: &[Gpu]) -> Result<()> {
     let last = gpus.len() - 1;
     parent_and_child(cast, gpus, 0)?;
     for gpu in 1..gpus.len() {
@@ -62,8 +91,12 @@ pub fn late(cast: &mut Cast, gpus: &[Gpu], hogs: usize) -> Result<()> {
     served(cast, gpus, 0)?;
     recycled(cast, gpus, 0)?;
     monitor(cast, gpus, 0)?;
-    abuser(cast, gpus, 0)?;
-    for index in 0..hogs {
+    abuser(cast, gpus, 0)
+}
+
+/// Neighbours that compute without a pause.
+pub fn hogs(cast: &mut Cast, count: usize) -> Result<()> {
+    for index in 0..count {
         let part = cast.add("hog", format!("z-hog{index}"), Truth::Ordinary)?;
         cast.fork("hog", || {
             part.introduce();
@@ -74,7 +107,7 @@ pub fn late(cast: &mut Cast, gpus: &[Gpu], hogs: usize) -> Result<()> {
     Ok(())
 }
 
-fn open(gpu: &Gpu, submit: SubmitKind) -> Result<Queue> {
+pub fn open(gpu: &Gpu, submit: SubmitKind) -> Result<Queue> {
     let queue = Queue::open(gpu, submit)?;
     anyhow::ensure!(
         submit == SubmitKind::Ioctl || queue.has_doorbell(),
@@ -87,7 +120,12 @@ fn open(gpu: &Gpu, submit: SubmitKind) -> Result<Queue> {
 /// Submits a kernel and waits for it.
 fn submit_and_wait(queue: &Queue, wait: WaitKind) -> Result<()> {
     queue.submit().context("submitting a kernel")?;
-    let deadline_ns = now_ns() + KERNEL_NS;
+    wait_for(now_ns() + KERNEL_NS, wait);
+    Ok(())
+}
+
+/// Waits until `deadline_ns`, when a kernel is done.
+pub fn wait_for(deadline_ns: u64, wait: WaitKind) {
     match wait {
         WaitKind::Block => sleep_until(deadline_ns),
         WaitKind::Spin => {
@@ -96,7 +134,6 @@ fn submit_and_wait(queue: &Queue, wait: WaitKind) -> Result<()> {
             }
         }
     }
-    Ok(())
 }
 
 /// Opens `gpu` and feeds it for good: takes a batch, works on it, submits a kernel, waits for it.
@@ -119,12 +156,12 @@ fn feed(
 }
 
 /// Runs `body` in a thread beside the process's first one.
-fn beside<'scope>(scope: &'scope Scope<'scope, '_>, body: impl FnOnce() -> Result<()> + Send + 'scope) {
+pub fn beside<'scope>(scope: &'scope Scope<'scope, '_>, body: impl FnOnce() -> Result<()> + Send + 'scope) {
     scope.spawn(|| or_exit(body()));
 }
 
 /// Ends the process if something failed: other threads of it would go on for good.
-fn or_exit(result: Result<()>) {
+pub fn or_exit(result: Result<()>) {
     if let Err(error) = result {
         eprintln!("lab_load: {error:#}");
         // SAFETY: ends the process without running the parent's exit handlers.
@@ -133,7 +170,7 @@ fn or_exit(result: Result<()>) {
 }
 
 /// Sleeps for good.
-fn rest() -> Result<()> {
+pub fn rest() -> Result<()> {
     loop {
         // SAFETY: no arguments.
         unsafe { libc::pause() };
@@ -362,7 +399,47 @@ pub fn remove_own_cgroup() {
     let _ = fs::remove_dir(own_cgroup());
 }
 
-/// A feeder with a pool of threads as OpenMP has: it wakes all of them in each step, and the last to be done wakes it.
+/// A pool of threads as OpenMP has: whoever uses it wakes all of them, and the last to be done wakes him.
+#[derive(Default)]
+pub struct Pool {
+    round: AtomicU32,
+    busy: AtomicU32,
+}
+
+impl Pool {
+    /// One of its threads.
+    pub fn serve(&self, worker: &Part) -> Result<()> {
+        worker.introduce();
+        let mut seen = self.round.load(SeqCst);
+        worker.enter();
+        loop {
+            while self.round.load(SeqCst) == seen {
+                futex_wait(&self.round, seen, true);
+            }
+            seen = seen.wrapping_add(1);
+            work(UNITS_PER_MS / 5);
+            worker.step();
+            if self.busy.fetch_sub(1, SeqCst) == 1 {
+                futex_wake(&self.busy, 1, true);
+            }
+        }
+    }
+
+    /// Lets all `threads` do their part and waits for them.
+    pub fn run(&self, threads: u32) {
+        self.busy.store(threads, SeqCst);
+        self.round.fetch_add(1, SeqCst);
+        futex_wake(&self.round, i32::MAX, true);
+        loop {
+            match self.busy.load(SeqCst) {
+                0 => return,
+                left => futex_wait(&self.busy, left, true),
+            }
+        }
+    }
+}
+
+/// A feeder with a pool of threads.
 fn pool(cast: &mut Cast, gpus: &[Gpu], gpu: usize) -> Result<()> {
     const THREADS: u32 = 16;
     let feeder = cast.add("ioctl, with a pool of 16 threads", "z-pool", Truth::Feeder { gpu })?;
@@ -371,37 +448,14 @@ fn pool(cast: &mut Cast, gpus: &[Gpu], gpu: usize) -> Result<()> {
         workers.push(cast.add("thread of that pool", format!("z-pool{index}"), Truth::SupplierAtMost)?);
     }
     cast.fork("feeder with a pool", || {
-        let (round, busy) = (AtomicU32::new(0), AtomicU32::new(0));
-        let (round, busy) = (&round, &busy);
+        let pool = Pool::default();
         std::thread::scope(|scope| {
             for worker in &workers {
-                beside(scope, move || {
-                    worker.introduce();
-                    let mut seen = round.load(SeqCst);
-                    worker.enter();
-                    loop {
-                        while round.load(SeqCst) == seen {
-                            futex_wait(round, seen, true);
-                        }
-                        seen = seen.wrapping_add(1);
-                        work(UNITS_PER_MS / 5);
-                        worker.step();
-                        if busy.fetch_sub(1, SeqCst) == 1 {
-                            futex_wake(busy, 1, true);
-                        }
-                    }
-                });
+                beside(scope, || pool.serve(worker));
             }
             or_exit(feed(&feeder, &gpus[gpu], SubmitKind::Ioctl, WaitKind::Block, || {
-                busy.store(THREADS, SeqCst);
-                round.fetch_add(1, SeqCst);
-                futex_wake(round, i32::MAX, true);
-                loop {
-                    match busy.load(SeqCst) {
-                        0 => return Ok(()),
-                        left => futex_wait(busy, left, true),
-                    }
-                }
+                pool.run(THREADS);
+                Ok(())
             }));
         });
         Ok(())
