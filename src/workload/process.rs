@@ -16,7 +16,7 @@ const KCMP_FILE: libc::c_int = 0;
 const KVM_RUN: &str = "0xae80";
 
 /// One process. Two are equal only if they are the same one, and not merely of the same PID.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Process {
     /// Its PID.
     pub pid: u32,
@@ -24,6 +24,15 @@ pub struct Process {
     /// When it started, in clock ticks since boot: field 22 of proc_pid_stat(5).
     start_ticks: u64,
 }
+
+impl PartialEq for Process {
+    /// Its parent does not count: that may end before it.
+    fn eq(&self, other: &Self) -> bool {
+        (self.pid, self.start_ticks) == (other.pid, other.start_ticks)
+    }
+}
+
+impl Eq for Process {}
 
 impl Process {
     /// Whether this is the process that started at `start_ns` (`start_boottime`), as near as /proc tells.
@@ -190,7 +199,8 @@ mod tests {
     #[test]
     fn a_command_with_spaces_and_brackets_does_not_shift_the_fields() {
         let stat = "7 (a) b) S 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
-        assert_eq!(parse_stat(7, stat), Some(Process { pid: 7, parent: 3, start_ticks: 4711 }));
+        let process = parse_stat(7, stat).unwrap();
+        assert_eq!((process.pid, process.parent, process.start_ticks), (7, 3, 4711));
         assert_eq!(parse_stat(7, "7 (a) S 3"), None);
     }
 
@@ -201,6 +211,13 @@ mod tests {
         assert!(!is_kvm_run(&format!("{ioctl} 0xae80 0x5401 0x0 0x0 0x0 0x0 0x7f1c 0x7f1d\n")));
         assert!(!is_kvm_run("999 0x1d 0xae80 0x0 0x0 0x0 0x0 0x7f1c 0x7f1d\n"));
         assert!(!is_kvm_run("running\n"));
+    }
+
+    #[test]
+    fn a_process_whose_parent_ended_is_still_the_same() {
+        let process = Process { pid: 7, parent: 3, start_ticks: 100 };
+        assert_eq!(process, Process { parent: 1, ..process.clone() });
+        assert_ne!(process, Process { start_ticks: 101, ..process.clone() });
     }
 
     #[test]
