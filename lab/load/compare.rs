@@ -410,7 +410,7 @@ impl Running {
     fn wait_attached(&mut self, limit_ns: u64) -> Result<()> {
         while active_scheduler() == "kernel" {
             if let Some(status) = self.child.try_wait()? {
-                bail!("it ended before it was attached ({status})");
+                bail!("it ended before it was attached ({status}){}", self.complaint());
             }
             anyhow::ensure!(now_ns() < limit_ns, "it was not attached in time");
             sleep_ns(50 * MS);
@@ -435,6 +435,15 @@ impl Running {
             }
             sleep_ns(50 * MS);
         }
+    }
+
+    /// What it printed from its error message on, in one line after a colon; nothing if it printed none.
+    fn complaint(&self) -> String {
+        let bytes = fs::read(&self.output).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Error")).collect();
+        let words: Vec<&str> = lines.iter().flat_map(|line| line.split_whitespace()).collect();
+        if words.is_empty() { String::new() } else { format!(": {}", words.join(" ")) }
     }
 
     /// Shows the last lines that the scheduler printed.

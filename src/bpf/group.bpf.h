@@ -8,7 +8,8 @@
 
 /*
  * Functions of this and the two next files that loop and take numbers only are
- * not static: so the verifier looks at each once, and not in all places that call it.
+ * not static: so the verifier looks at each once, and not in all places that call
+ * it. Older kernels want such a function to return a number.
  */
 #define MAX_GROUPS	STOKER_MAX_GROUPS
 #define GROUP_WORDS	(MAX_GROUPS / 64)
@@ -41,6 +42,8 @@ struct group {
 } __attribute__((aligned(CACHE_LINE)));
 
 struct group groups[MAX_GROUPS];
+/* As many. A variable to the compiler, which would else leave bounds checks out that the verifier wants. */
+const volatile u32 nr_numbers = MAX_GROUPS;
 /* Groups with tasks that ran or waited a moment ago, by level, as bits. */
 u64 active_groups[MAX_LEVELS][GROUP_WORDS];
 /* Numbers were never taken from here on. */
@@ -104,10 +107,10 @@ __noinline u32 take_number(void)
 {
 	u32 i;
 
-	bpf_for(i, 1, MAX_GROUPS) {
-		if (groups[i % MAX_GROUPS].is_used)
+	bpf_for(i, 1, nr_numbers) {
+		if (group_of(i)->is_used)
 			continue;
-		groups[i % MAX_GROUPS].is_used = true;
+		group_of(i)->is_used = true;
 		if (i >= groups_end)
 			groups_end = i + 1;
 		return i;
@@ -116,7 +119,7 @@ __noinline u32 take_number(void)
 }
 
 /* Puts @number and the groups above it among those that have tasks. */
-__noinline void activate(u32 number)
+__noinline int activate(u32 number)
 {
 	u32 i;
 
@@ -131,6 +134,7 @@ __noinline void activate(u32 number)
 			break;
 		number = g->parent;
 	}
+	return 0;
 }
 
 /* @tctx's task is in no queue any more. */

@@ -44,7 +44,7 @@ static __always_inline u32 limit_above(u32 number)
 }
 
 /* Takes @run_ns of a task's CPU time out of all limits that hold for it. @number is the nearest one. */
-__noinline void charge_limits(u32 number, u64 run_ns, u32 feeds)
+__noinline int charge_limits(u32 number, u64 run_ns, u32 feeds)
 {
 	u32 i;
 
@@ -56,6 +56,7 @@ __noinline void charge_limits(u32 number, u64 run_ns, u32 feeds)
 			__sync_fetch_and_add(&limit_of(number)->feeder_used_ns, run_ns);
 		number = limit_above(number);
 	}
+	return 0;
 }
 
 /* What a task under the limit @number may still use in this period: the least of all that hold. */
@@ -155,14 +156,14 @@ __noinline u32 dispatch_limited(void)
 }
 
 /* Gives the limit @number what is due by @now. */
-__noinline void refill(u32 number, u64 now)
+__noinline int refill(u32 number, u64 now)
 {
 	struct limit *limit = limit_of(number);
 	u64 periods, due;
 	s64 most = limit->quota_ns + limit->burst_ns;
 
 	if (!limit->quota_ns || !limit->period_ns || time_before(now, limit->refill_at))
-		return;
+		return 0;
 	periods = (now - limit->refill_at) / limit->period_ns + 1;
 	limit->refill_at += periods * limit->period_ns;
 	due = periods * limit->quota_ns;
@@ -181,17 +182,18 @@ __noinline void refill(u32 number, u64 now)
 		limit_stats.throttled_periods += periods;
 		limit->was_short = false;
 	}
+	return 0;
 }
 
 /* Has CPUs look at the queue of the limit @number if tasks wait in it that may run again. */
-__noinline void release_waiting(u32 number)
+__noinline int release_waiting(u32 number)
 {
 	u32 waiting = limit_of(number)->nr_waiting, i;
 	u64 bit = 1ULL << (number % 64);
 	const struct cpumask *all;
 
 	if (!waiting || budget_left(number, true) <= 0)
-		return;
+		return 0;
 	if (!(__sync_fetch_and_or(&ready_groups[number / 64 % GROUP_WORDS], bit) & bit))
 		__sync_fetch_and_add(&nr_ready_groups, 1);
 	all = scx_bpf_get_possible_cpumask();
@@ -203,10 +205,11 @@ __noinline void release_waiting(u32 number)
 		kick(cpu, SCX_KICK_IDLE);
 	}
 	scx_bpf_put_cpumask(all);
+	return 0;
 }
 
 /* Refills what is due and releases those that waited for it. */
-__noinline void tick_limits(u64 now)
+__noinline int tick_limits(u64 now)
 {
 	u32 words = (groups_end + 63) / 64, word, i, pass;
 
@@ -227,6 +230,7 @@ __noinline void tick_limits(u64 now)
 					release_waiting(number);
 			}
 		}
+	return 0;
 }
 
 /* The nearest limited group of @number, itself or above. */

@@ -118,7 +118,7 @@ static __always_inline u32 approach(u32 average, u32 value)
 }
 
 /* Adds up the load of the group @number, after those below it. */
-__noinline void tick_load(u32 number)
+__noinline int tick_load(u32 number)
 {
 	struct group *g = group_of(number), *parent = group_of(g->parent);
 	u32 load = g->running, llc;
@@ -141,17 +141,18 @@ __noinline void tick_load(u32 number)
 		/* In this order: who finds it inactive puts it back. */
 		__sync_fetch_and_and(&active_groups[g->level % MAX_LEVELS][number / 64 % GROUP_WORDS], ~(1ULL << (number % 64)));
 		g->is_active = false;
-		return;
+		return 0;
 	}
 	if (!number)
-		return;
+		return 0;
 	parent->kids_now += g->weight * g->presence / PRESENCE_ONE;
 	if (has_tasks)
 		parent->has_kids = true;
+	return 0;
 }
 
 /* Sets the costs of the group @number, after those above it. */
-__noinline void tick_cost(u32 number)
+__noinline int tick_cost(u32 number)
 {
 	struct group *g = group_of(number), *parent = group_of(g->parent);
 	u64 total = g->load_avg / LOAD_ONE + g->kids, share_inv = COST_ONE;
@@ -171,6 +172,7 @@ __noinline void tick_cost(u32 number)
 	g->cost_own = share_inv / nr_online ?: 1;
 	total *= share_inv / nr_online ?: 1;
 	g->cost_each = total < MAX_SHARE_INV * WEIGHT_DEFAULT ? total : MAX_SHARE_INV * WEIGHT_DEFAULT;
+	return 0;
 }
 
 /* Ticks each active group of @level: its cost if @sets_cost, else its load. Returns how many there are. */
