@@ -47,7 +47,8 @@ INIT
     local qemu=(qemu-system-x86_64 -machine q35 -cpu max -m "${memory}G" -smp "$cpus,sockets=$nodes,cores=$((cpus / nodes)),threads=1"
         -nodefaults -nographic -no-reboot -serial stdio -kernel "$image" -initrd "$dir/initrd"
         -append "console=ttyS0 quiet loglevel=1 panic=-1")
-    [[ ! $counted ]] || qemu+=(-icount "shift=0,sleep=off")
+    # One thread for all CPUs in either case: see scripts/lab.
+    if [[ $counted ]]; then qemu+=(-icount "shift=0,sleep=off"); else qemu+=(-accel "tcg,thread=single"); fi
     # What comes before is the firmware's.
     timeout --foreground -k 10 "$timeout" "${qemu[@]}" </dev/null 2>&1 | tr -d '\r' | sed -u '1,/^lab begins$/d' | tee "$dir/output" |
         grep --line-buffered -v -e '^lab exit status: ' -e 'reboot: Power down$' || true
