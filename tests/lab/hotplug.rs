@@ -52,6 +52,7 @@ fn assert_at_home(stoker: &Stoker, homes: &[&str]) {
     assert_eq!(found, homes, "{counted:?}");
     for gpu in counted.gpus.values() {
         assert!(gpu.wakeups > 30 && gpu.home_ns > 0, "its feeder is not served: {gpu:?}");
-        assert!(gpu.at_home() >= 0.99 && gpu.spills() == 0, "its feeder is not at home: {gpu:?}");
+        // A home of one CPU is full for the moment in which that CPU is between two tasks.
+        assert!(gpu.at_home() >= 0.99 && gpu.spills() <= gpu.wakeups / 50, "its feeder is not at home: {gpu:?}");
     }
 }
