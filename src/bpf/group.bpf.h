@@ -13,8 +13,7 @@
  */
 #define MAX_GROUPS	STOKER_MAX_GROUPS
 #define GROUP_WORDS	(MAX_GROUPS / 64)
-/* Groups below this level count as the one at it. */
-#define MAX_LEVELS	16
+#define MAX_LEVELS	STOKER_MAX_LEVELS
 #define WEIGHT_DEFAULT	100		/* of a group by cpu.weight, of a task by nice 0 */
 /* What SCHED_IDLE is to a nice 0 task in the kernel's own scheduler: 3 / 1024. */
 #define WEIGHT_IDLE	1
@@ -102,6 +101,24 @@ static u32 parent_of(struct cgroup *cgrp)
 	return number;
 }
 
+/* The number that @cgrp has to itself; 0 when it is the root, or counts as its parent. */
+static u32 own_number_of(struct cgroup *cgrp)
+{
+	u32 number = number_of(cgrp);
+
+	return number == parent_of(cgrp) ? 0 : number;
+}
+
+/*
+ * Runs what follows for each of the 64 @groups from @word * 64 on whose bit is
+ * set in @bits, which is used up: @number is the group, @i counts.
+ */
+#define for_each_group(number, i, word, bits)					\
+	bpf_for(i, 0, 64)							\
+		if (!(bits))							\
+			break;							\
+		else if (((number) = (word) * 64 + lowest_bit(bits)), (bits) &= (bits) - 1, true)
+
 /* A number that is free, taken; 0 when there is none. The kernel has groups come and go one at a time. */
 __noinline u32 take_number(void)
 {
@@ -135,6 +152,15 @@ __noinline int activate(u32 number)
 		number = g->parent;
 	}
 	return 0;
+}
+
+/* Takes @number out of those again. In this order: who finds it inactive puts it back. */
+static void deactivate(u32 number)
+{
+	struct group *g = group_of(number);
+
+	__sync_fetch_and_and(&active_groups[g->level % MAX_LEVELS][number / 64 % GROUP_WORDS], ~(1ULL << (number % 64)));
+	g->is_active = false;
 }
 
 /* @tctx's task is in no queue any more. */

@@ -24,6 +24,7 @@ enum stoker_limits {
 	STOKER_MAX_GPUS		= 64,	/* a thread's GPUs fit in one u64 */
 	STOKER_MAX_DOMAINS	= 64,	/* likewise the domains of a CPU */
 	STOKER_MAX_GROUPS	= 8192,	/* cgroups with the cpu controller; more count as their parents */
+	STOKER_MAX_LEVELS	= 16,	/* of the cgroup tree, the root's included; groups below count as their parents */
 	/* What maps hold: user space makes them larger, or for fewer processes, as the machine needs. */
 	STOKER_MIN_DEVICES	= 1024,
 	STOKER_MIN_IRQS		= 4096,

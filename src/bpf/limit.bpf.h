@@ -131,17 +131,12 @@ static void limit_turn(struct task_struct *p, u32 number, bool feeds)
 /* Takes a task of a group that has budget again. It has not run for long: it need not queue by vtime. */
 __noinline u32 dispatch_limited(void)
 {
-	u32 words = (groups_end + 63) / 64, word, i;
+	u32 words = (groups_end + 63) / 64, number, word, i;
 
 	bpf_for(word, 0, words) {
 		u64 bits = ready_groups[word % GROUP_WORDS];
 
-		bpf_for(i, 0, 64) {
-			u32 number = word * 64 + lowest_bit(bits);
-
-			if (!bits)
-				break;
-			bits &= bits - 1;
+		for_each_group(number, i, word, bits) {
 			if (limit_of(number)->nr_waiting && budget_left(number, true) > 0) {
 				if (scx_bpf_dsq_move_to_local(limit_queue(number), 0))
 					return true;
@@ -211,18 +206,13 @@ __noinline int release_waiting(u32 number)
 /* Refills what is due and releases those that waited for it. */
 __noinline int tick_limits(u64 now)
 {
-	u32 words = (groups_end + 63) / 64, word, i, pass;
+	u32 words = (groups_end + 63) / 64, number, word, i, pass;
 
 	bpf_for(pass, 0, 2)
 		bpf_for(word, 0, words) {
 			u64 bits = limited_groups[word % GROUP_WORDS];
 
-			bpf_for(i, 0, 64) {
-				u32 number = word * 64 + lowest_bit(bits);
-
-				if (!bits)
-					break;
-				bits &= bits - 1;
+			for_each_group(number, i, word, bits) {
 				/* All first: who waits here may wait for one above. */
 				if (!pass)
 					refill(number, now);
@@ -293,8 +283,8 @@ int set_group(struct stoker_group_report *report)
 	report->ret = -ENOENT;
 	if (!cgrp)
 		return 0;
-	number = number_of(cgrp);
-	if (number && parent_of(cgrp) != number) {
+	number = own_number_of(cgrp);
+	if (number) {
 		if (group_of(number)->is_idle != report->is_idle)
 			set_group_weight(group_of(number), 0, report->is_idle);
 		set_limit(number, report->quota_ns, report->period_ns, report->burst_ns);

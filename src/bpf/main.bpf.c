@@ -305,13 +305,15 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_cgroup_init, struct cgroup *cgrp, struct scx
 	known = bpf_cgrp_storage_get(&group_numbers, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!known)
 		return -ENOMEM;
-	number = cgrp->level > 0 ? make_group(cgrp, args->weight) : 0;
-	known->number = number;
+	known->number = cgrp->level > 0 ? make_group(cgrp, args->weight) : 0;
+	number = own_number_of(cgrp);
 	if (!number)
 		return 0;
 	err = scx_bpf_create_dsq(limit_queue(number), -1);
-	if (err)
+	if (err) {
+		group_of(number)->is_used = false;
 		return err;
+	}
 	if (bpf_core_field_exists(args->bw_quota_us))
 		set_limit_us(number, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
 	return 0;
@@ -319,13 +321,14 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_cgroup_init, struct cgroup *cgrp, struct scx
 
 void BPF_STRUCT_OPS(stoker_cgroup_exit, struct cgroup *cgrp)
 {
-	u32 number = number_of(cgrp);
+	u32 number = own_number_of(cgrp);
 
-	/* It may share its number with its parent. */
-	if (!number || parent_of(cgrp) == number)
+	if (!number)
 		return;
 	set_limit(number, 0, 0, 0);
 	scx_bpf_destroy_dsq(limit_queue(number));
+	/* Its number may soon be that of a group at another level. */
+	deactivate(number);
 	group_of(number)->is_used = false;
 }
 
@@ -342,25 +345,25 @@ void BPF_STRUCT_OPS(stoker_cgroup_move, struct task_struct *p, struct cgroup *fr
 
 void BPF_STRUCT_OPS(stoker_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
 {
-	u32 number = number_of(cgrp);
+	u32 number = own_number_of(cgrp);
 
-	if (number && parent_of(cgrp) != number)
+	if (number)
 		set_group_weight(group_of(number), weight, group_of(number)->is_idle);
 }
 
 void BPF_STRUCT_OPS(stoker_cgroup_set_idle, struct cgroup *cgrp, bool idle)
 {
-	u32 number = number_of(cgrp);
+	u32 number = own_number_of(cgrp);
 
-	if (number && parent_of(cgrp) != number)
+	if (number)
 		set_group_weight(group_of(number), 0, idle);
 }
 
 void BPF_STRUCT_OPS(stoker_cgroup_set_bandwidth, struct cgroup *cgrp, u64 period_us, u64 quota_us, u64 burst_us)
 {
-	u32 number = number_of(cgrp);
+	u32 number = own_number_of(cgrp);
 
-	if (number && parent_of(cgrp) != number)
+	if (number)
 		set_limit_us(number, period_us, quota_us, burst_us);
 }
 

@@ -89,19 +89,18 @@ static void set_group_weight(struct group *g, u32 weight, bool is_idle)
 /* Numbers @cgrp, with what it weighs. Returns its parent's number, and counts it as lost, when there is none left. */
 static u32 make_group(struct cgroup *cgrp, u32 weight)
 {
-	u32 number = take_number(), parent = parent_of(cgrp);
+	u32 parent = parent_of(cgrp), level = group_of(parent)->level + 1;
+	u32 number = level < MAX_LEVELS ? take_number() : 0;
 	struct group *g = group_of(number);
 
-	if (!number || group_of(parent)->level == MAX_LEVELS - 1) {
-		if (number)
-			g->is_used = false;
+	if (!number) {
 		groups_lost++;
 		return parent;
 	}
 	g->parent = parent;
-	g->level = group_of(parent)->level + 1;
+	g->level = level;
 	g->limit = group_of(parent)->limit;
-	g->kids = g->kids_now = 0;
+	g->load_avg = g->presence = g->kids = g->kids_now = 0;
 	g->has_kids = false;
 	set_group_weight(g, weight, false);
 	set_first_costs(g);
@@ -138,9 +137,7 @@ __noinline int tick_load(u32 number)
 	g->load_avg = approach(g->load_avg, load * LOAD_ONE);
 	g->presence = approach(g->presence, has_tasks ? PRESENCE_ONE : 0);
 	if (!g->presence) {
-		/* In this order: who finds it inactive puts it back. */
-		__sync_fetch_and_and(&active_groups[g->level % MAX_LEVELS][number / 64 % GROUP_WORDS], ~(1ULL << (number % 64)));
-		g->is_active = false;
+		deactivate(number);
 		return 0;
 	}
 	if (!number)
@@ -178,17 +175,12 @@ __noinline int tick_cost(u32 number)
 /* Ticks each active group of @level: its cost if @sets_cost, else its load. Returns how many there are. */
 __noinline u32 tick_level(u32 level, u32 sets_cost)
 {
-	u32 words = (groups_end + 63) / 64, word, i, nr = 0;
+	u32 words = (groups_end + 63) / 64, number, word, i, nr = 0;
 
 	bpf_for(word, 0, words) {
 		u64 bits = active_groups[level % MAX_LEVELS][word % GROUP_WORDS];
 
-		bpf_for(i, 0, 64) {
-			u32 number = word * 64 + lowest_bit(bits);
-
-			if (!bits)
-				break;
-			bits &= bits - 1;
+		for_each_group(number, i, word, bits) {
 			nr++;
 			if (sets_cost)
 				tick_cost(number);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::{Layout, Options, Scheduler, preflight};
-use crate::bpf_intf::stoker_limits_STOKER_MAX_GROUPS as MAX_GROUPS;
+use crate::bpf_intf::{stoker_limits_STOKER_MAX_GROUPS as MAX_GROUPS, stoker_limits_STOKER_MAX_LEVELS as MAX_LEVELS};
 use crate::cgroup;
 use crate::config::Config;
 use crate::machine::nvml::NvmlThread;
@@ -153,7 +153,7 @@ fn tend(
             if !told_of_groups && scheduler.groups_lost() > 0 {
                 told_of_groups = true;
                 log::warn!(
-                    "there are more cgroups than the {MAX_GROUPS}, or more levels of them than the 16, that scx_stoker has \
+                    "there are more cgroups than the {MAX_GROUPS}, or more levels of them than the {MAX_LEVELS}, that scx_stoker has \
                      room for: each further one shares its parent's weight and limits"
                 );
             }

@@ -73,3 +73,34 @@ fn a_group_gets_its_share_however_many_tasks_and_groups_it_holds_and_limits_hold
         assert!(seen.throttled_periods > 0 && seen.throttled_periods <= seen.limited_periods, "{seen:?}");
     });
 }
+
+#[test]
+fn groups_deeper_than_there_are_levels_count_in_those_above_and_numbers_serve_again_at_other_levels() {
+    /// More than the scheduler tells apart.
+    const DEPTH: usize = 24;
+    const TOP: &str = "/sys/fs/cgroup/chain";
+    let _lab = lab();
+    with_shared(|stoker| {
+        let mut counters = stoker.counters();
+        let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu");
+        let path = |depth: usize| TOP.to_string() + &"/below".repeat(depth);
+        for depth in 0..DEPTH {
+            // The kernel lets nobody make a group that the scheduler refuses.
+            fs::create_dir(path(depth)).unwrap();
+            fs::write(path(depth) + "/cgroup.subtree_control", "+cpu").unwrap();
+        }
+        // Its own limit is nobody's: it has no number of its own.
+        fs::write(path(DEPTH - 1) + "/cpu.max", "1000 100000").unwrap();
+        // The last group has no controller to hand on, so that it may hold processes.
+        fs::write(path(DEPTH - 1) + "/cgroup.subtree_control", "-cpu").unwrap();
+        let script = "echo 0 >$0/cgroup.procs && timeout 1 sh -c 'while :; do :; done'; test $? = 124";
+        let status = Command::new("sh").args(["-c", script, &path(DEPTH - 1)]).status().unwrap();
+        assert!(status.success(), "a task of the last group: {status}");
+        for depth in (0..DEPTH).rev() {
+            fs::remove_dir(path(depth)).unwrap();
+        }
+        assert!(counters.interval().groups_lost > 0);
+        let groups = &measured("groups", "3")[0];
+        assert!(worst_error(groups) < 0.08, "{groups}");
+    });
+}
