@@ -467,14 +467,19 @@ fn print_spread(comparison: &Comparison, scenarios: &[Scenario]) {
     }
 }
 
+/// Each of `items` once, in the order in which they come first.
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    items.fold(Vec::new(), |mut found, item| {
+        if !found.contains(&item) {
+            found.push(item);
+        }
+        found
+    })
+}
+
 /// Prints what BPF programs and whole context switches cost under each scheduler.
 fn print_costs(comparison: &Comparison, width: usize) {
-    let mut titles: Vec<String> = Vec::new();
-    for title in comparison.contenders.iter().flat_map(|contender| &contender.costs).map(cost_title) {
-        if !titles.contains(&title) {
-            titles.push(title);
-        }
-    }
+    let titles = distinct(comparison.contenders.iter().flat_map(|contender| &contender.costs).map(cost_title));
     if titles.is_empty() {
         return;
     }
@@ -533,14 +538,8 @@ fn print_storm_table(comparison: &Comparison, width: usize) {
 
 /// Prints what trees of cgroups got under each scheduler.
 fn print_trees(comparison: &Comparison, width: usize) {
-    let mut names: Vec<&str> = Vec::new();
-    for name in
-        comparison.contenders.iter().flat_map(|contender| &contender.weights).filter_map(|tree| tree["tree"].as_str())
-    {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
+    let trees = comparison.contenders.iter().flat_map(|contender| &contender.weights);
+    let names = distinct(trees.filter_map(|tree| tree["tree"].as_str()));
     if names.is_empty() {
         return;
     }

@@ -155,7 +155,7 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 	if (cctx->user == CPU_SUPPLIER)
 		settle_supplier(p, run_ns);
 	if (feeder) {
-		u64 limit = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
+		u64 latest = llc_ctx_of(feeder->llc)->vtime_now + slice_ns;
 
 		account_run(feeder, cpu, run_ns);
 		charge_budget(feeder->domain, run_ns);
@@ -163,8 +163,8 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 		 * What it got by its grant is paid from the budget: of its fair share it owes a slice at most, whatever
 		 * its weight. Afterwards it takes its turns like others, rather than waiting until all have caught up.
 		 */
-		if (feeder->granted && time_after(vtime, limit))
-			vtime = limit;
+		if (feeder->granted && time_after(vtime, latest))
+			vtime = latest;
 	}
 	set_vtime(p, vtime);
 }

@@ -128,6 +128,14 @@ static u64 gpus_of_process(const struct task_struct *p)
 	return known && known->start_ns == p->group_leader->start_boottime ? known->gpus : 0;
 }
 
+/* @tctx is a feeder until @until. */
+static void be_feeder(struct task_ctx *tctx, u64 until)
+{
+	tctx->feeder_until = until;
+	know(tctx, until);
+	note_gpu_use(until);
+}
+
 /* @tctx showed a sign of work for @gpu. */
 static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 {
@@ -142,11 +150,8 @@ static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 	if (rate_add(&tctx->uses, now) < FEEDER_RATE)
 		return;
 	/* Renewed a hundred times in its life at most: an ioctl is not to cost more. */
-	if (time_before(tctx->feeder_until, now + evidence_ttl_ns / 100 * 99)) {
-		tctx->feeder_until = now + evidence_ttl_ns;
-		know(tctx, tctx->feeder_until);
-		note_gpu_use(tctx->feeder_until);
-	}
+	if (time_before(tctx->feeder_until, now + evidence_ttl_ns / 100 * 99))
+		be_feeder(tctx, now + evidence_ttl_ns);
 }
 
 /* The current thread used @file in the way @evidence says. */
@@ -319,6 +324,7 @@ int report_thread(struct stoker_thread_report *report)
 {
 	struct task_struct *p = bpf_task_from_pid(report->tid);
 	struct task_ctx *tctx;
+	u64 now, until;
 
 	report->ret = -ESRCH;
 	if (!p)
@@ -326,24 +332,25 @@ int report_thread(struct stoker_thread_report *report)
 	tctx = task_ctx_of(p);
 	if (!tctx)
 		goto out;
+	now = scx_bpf_now();
+	until = now + evidence_ttl_ns;
 	report->ret = 0;
 	report->known_gpus = tctx->gpus;
 	report->known_evidence = tctx->evidence;
 	if (report->word == STOKER_WORD_ORDINARY) {
-		tctx->barred_until = scx_bpf_now() + evidence_ttl_ns;
+		tctx->barred_until = until;
 		tctx->feeder_until = 0;
 		tctx->supplier_until = 0;
 	} else if (report->evidence && report->gpus) {
-		u64 until = scx_bpf_now() + evidence_ttl_ns;
-
-		feed_one_of(tctx, report->gpus, scx_bpf_now());
+		feed_one_of(tctx, report->gpus, now);
 		tctx->evidence |= report->evidence;
-		if (report->word == STOKER_WORD_FEEDER)
-			tctx->feeder_until = until;
-		else
+		if (report->word == STOKER_WORD_FEEDER) {
+			be_feeder(tctx, until);
+		} else {
 			tctx->doorbell_until = until;
-		know(tctx, until);
-		note_gpu_use(until);
+			know(tctx, until);
+			note_gpu_use(until);
+		}
 	}
 out:
 	bpf_task_release(p);

@@ -44,11 +44,8 @@ int judge_launches(struct stoker_launches *launches)
 		now = scx_bpf_now();
 		feed_one_of(tctx, launches->gpus, now);
 		tctx->evidence |= STOKER_EV_LAUNCH;
-		if (!time_before(now, tctx->barred_until)) {
-			tctx->feeder_until = now + launch_ttl_ns;
-			know(tctx, tctx->feeder_until);
-			note_gpu_use(tctx->feeder_until);
-		}
+		if (!time_before(now, tctx->barred_until))
+			be_feeder(tctx, now + launch_ttl_ns);
 	}
 	bpf_task_release(p);
 	return 0;

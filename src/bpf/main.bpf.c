@@ -61,7 +61,7 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 		}
 	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
-	vtime = wake_vtime(p, cpu);
+	vtime = with_mark(p, clamp_vtime(p->scx.dsq_vtime, llc_ctx_of(llc_of(cpu))->vtime_now, true));
 	if (!is_idle) {
 		s32 victim = pick_preempted(p, cpu, vtime);
 

@@ -87,11 +87,14 @@ static s32 pick_victim(struct task_struct *p, const struct cpumask *mask, enum c
 	return best >= 0 && claim(best, now) ? best : -EBUSY;
 }
 
-/* Puts @p, a feeder with a claim on @cpu, at the head of it. For ops.select_cpu(), which returns @cpu. */
-static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx, s32 cpu)
+/*
+ * Puts @p, a feeder or supplier with a claim on @cpu, at the head of it for a
+ * turn of @turn_ns. For ops.select_cpu(), which returns @cpu.
+ */
+static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx, s32 cpu, u64 turn_ns)
 {
 	tctx->granted = true;
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, feeder_slice_ns, SCX_ENQ_PREEMPT);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, turn_ns, SCX_ENQ_PREEMPT);
 	return cpu;
 }
 
@@ -140,7 +143,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	cpu = pick_victim(p, home, CPU_SUPPLIER, now, &soonest);
 	if (cpu >= 0) {
 		count(&stats->displacements);
-		return displace(p, tctx, cpu);
+		return displace(p, tctx, cpu, feeder_slice_ns);
 	}
 
 	/* Home is full of feeders (or of claims and higher classes, which pass as soon). */
@@ -161,7 +164,7 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	if (cpu >= 0) {
 		count_spill(tctx, STOKER_SPILL_HOME_FULL);
 		count(&stats->displacements_away);
-		return displace(p, tctx, cpu);
+		return displace(p, tctx, cpu, feeder_slice_ns);
 	}
 	count(&stats->waits);
 	return prev_cpu;
@@ -193,9 +196,7 @@ static s32 place_supplier(struct task_struct *p, struct task_ctx *tctx, s32 prev
 		cpu = pick_victim(p, home, CPU_ORDINARY, now, &soonest);
 		if (cpu >= 0) {
 			count(&gpu_ctx_of(gpu)->stats.supplies);
-			tctx->granted = true;
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, SCX_ENQ_PREEMPT);
-			return cpu;
+			return displace(p, tctx, cpu, slice_ns);
 		}
 	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);

@@ -11,14 +11,6 @@
 /* What a task runs before one that wakes may take its turn. */
 #define PREEMPT_AFTER_NS	(300ULL * NSEC_PER_USEC)
 
-/* @p's vtime as it wakes on @cpu: sleep earns a lead of one slice at most. */
-static __always_inline u64 wake_vtime(const struct task_struct *p, s32 cpu)
-{
-	u64 earliest = llc_ctx_of(llc_of(cpu))->vtime_now - slice_ns;
-
-	return time_before(p->scx.dsq_vtime, earliest) ? earliest : p->scx.dsq_vtime;
-}
-
 /* True when what runs on @cpu should give way to a task that wakes with @vtime. */
 static bool gives_way_to(s32 cpu, u64 vtime, u64 now)
 {

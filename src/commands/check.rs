@@ -369,16 +369,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-
-    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        dir
-    }
+    use crate::scheduler::preflight::tests::root;
 
     fn need(name: &'static str, is_there: bool) -> Need {
         let lack = Lack { what: "not there".into(), way_out: "get it".into() };

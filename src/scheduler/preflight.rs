@@ -167,12 +167,13 @@ fn below(root: &Path, absolute: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs;
 
     use super::*;
 
-    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+    /// A directory that stands for `/`, with these files in it.
+    pub(crate) fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = dir.path().join(path);

@@ -1,102 +1,30 @@
 //! The functions that a shared library exports, read from its ELF file.
 
 use std::fs::File;
-use std::io::{self, Error, ErrorKind};
-use std::os::unix::fs::FileExt;
 
-/// Sizes of a section header and a symbol of a 64-bit file, in bytes.
-const SECTION_BYTES: usize = 64;
-const SYMBOL_BYTES: usize = 24;
-/// `SHT_DYNSYM`.
-const DYNAMIC_SYMBOLS: u32 = 11;
-/// `STT_FUNC`.
-const FUNCTION: u8 = 2;
-/// More than any library has: a file that says more is no library.
-const MOST_BYTES: u64 = 256 << 20;
-
-#[derive(Clone, Copy)]
-struct Section {
-    kind: u32,
-    address: u64,
-    offset: u64,
-    size: u64,
-    link: u32,
-}
+use anyhow::{Context, Result};
+use object::{Object, ObjectSection, ObjectSymbol, ReadCache, SymbolKind};
 
 /// Where in the file each exported function that `is_wanted` takes begins, in bytes; each place once, in order.
 ///
 /// # Errors
-/// The file cannot be read, or is no 64-bit ELF file of this machine's byte order.
-pub fn function_offsets(file: &File, is_wanted: impl Fn(&str) -> bool) -> io::Result<Vec<usize>> {
-    let header = read(file, 0, 64)?;
-    // Class 2 is 64 bits.
-    if header.get(..5) != Some(b"\x7fELF\x02") {
-        return Err(Error::new(ErrorKind::InvalidData, "it is no 64-bit ELF file"));
-    }
-    let (at, count) = (u64_at(&header, 0x28)?, u16_at(&header, 0x3c)?);
-    let table = read(file, at, u64::from(count) * SECTION_BYTES as u64)?;
-    let sections: Vec<Section> = table.chunks_exact(SECTION_BYTES).map(section).collect::<io::Result<_>>()?;
-
+/// The file cannot be read, or is no ELF file.
+pub fn function_offsets(file: &File, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<usize>> {
+    // Of a library of many megabytes only what is asked for is read.
+    let cache = ReadCache::new(file);
+    let library = object::File::parse(&cache).context("its ELF headers make no sense")?;
+    let functions = library.dynamic_symbols().filter(|symbol| symbol.kind() == SymbolKind::Text);
     let mut offsets = Vec::new();
-    for symbols in sections.iter().filter(|section| section.kind == DYNAMIC_SYMBOLS) {
-        let Some(names) = sections.get(symbols.link as usize) else { continue };
-        let names = read(file, names.offset, names.size)?;
-        for symbol in read(file, symbols.offset, symbols.size)?.chunks_exact(SYMBOL_BYTES) {
-            // Undefined symbols are in section 0, which has no address, and special ones in none that exists.
-            let home = match u16_at(symbol, 6)? {
-                0 => None,
-                index => sections.get(usize::from(index)),
-            };
-            let (Some(home), FUNCTION) = (home, symbol[4] & 0xf) else { continue };
-            let name = names.get(u32_at(symbol, 0)? as usize..).and_then(|rest| rest.split(|&byte| byte == 0).next());
-            if name.and_then(|name| std::str::from_utf8(name).ok()).is_some_and(&is_wanted) {
-                let offset = u64_at(symbol, 8)?.wrapping_sub(home.address).wrapping_add(home.offset);
-                offsets.push(offset as usize);
-            }
-        }
+    for function in functions.filter(|function| function.name().is_ok_and(&is_wanted)) {
+        // Those of other libraries have no section.
+        let Some(section) = function.section_index() else { continue };
+        let section = library.section_by_index(section)?;
+        let (begin, _) = section.file_range().context("a function has no place in the file")?;
+        offsets.push((function.address() - section.address() + begin) as usize);
     }
     offsets.sort_unstable();
     offsets.dedup();
     Ok(offsets)
-}
-
-fn section(header: &[u8]) -> io::Result<Section> {
-    Ok(Section {
-        kind: u32_at(header, 4)?,
-        address: u64_at(header, 0x10)?,
-        offset: u64_at(header, 0x18)?,
-        size: u64_at(header, 0x20)?,
-        link: u32_at(header, 0x28)?,
-    })
-}
-
-fn read(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
-    if size > MOST_BYTES {
-        return Err(broken());
-    }
-    let mut bytes = vec![0; size as usize];
-    file.read_exact_at(&mut bytes, offset)?;
-    Ok(bytes)
-}
-
-fn broken() -> Error {
-    Error::new(ErrorKind::InvalidData, "its ELF headers make no sense")
-}
-
-fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> io::Result<[u8; N]> {
-    bytes.get(at..at + N).and_then(|part| part.try_into().ok()).ok_or_else(broken)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> io::Result<u16> {
-    bytes_at(bytes, at).map(u16::from_ne_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> io::Result<u32> {
-    bytes_at(bytes, at).map(u32::from_ne_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> io::Result<u64> {
-    bytes_at(bytes, at).map(u64::from_ne_bytes)
 }
 
 #[cfg(test)]

@@ -165,7 +165,7 @@ impl Launches {
         let Some((pid, library)) = self.due(&mapped, now) else { return };
         // A process that has ended, or unmapped it, is no reason to complain.
         let Ok(file) = reader.mapped_file(pid, &library.range) else { return };
-        let offsets = function_offsets(&file, library.is_launch).map_err(Into::into);
+        let offsets = function_offsets(&file, library.is_launch);
         match offsets.and_then(|offsets| scheduler.probe_launches(&file, offsets)) {
             Ok(probes) => self.sample = Some(Sample { library, probes, began_at: Instant::now() }),
             Err(error) => self.refuse(library, &error, processes),
