@@ -47,8 +47,7 @@ INIT
     local qemu=(qemu-system-x86_64 -machine q35 -cpu max -m "${memory}G" -smp "$cpus,sockets=$nodes,cores=$((cpus / nodes)),threads=1"
         -nodefaults -nographic -no-reboot -serial stdio -kernel "$image" -initrd "$dir/initrd"
         -append "console=ttyS0 quiet loglevel=1 panic=-1")
-    # One thread for all CPUs in either case. With one for each, QEMU 7.2 now and then has a CPU run a kernel instruction that another
-    # one is just patching (a static key, of which sched_ext turns many): an "Oops: int3" that no real machine has, seen on 7.0.
+    # One thread for all CPUs in either case: scripts/lab says why.
     if [[ $counted ]]; then qemu+=(-icount "shift=0,sleep=off"); else qemu+=(-accel "tcg,thread=single"); fi
     # What comes before is the firmware's.
     timeout --foreground -k 10 "$timeout" "${qemu[@]}" </dev/null 2>&1 | tr -d '\r' | sed -u '1,/^lab begins$/d' | tee "$dir/output" |

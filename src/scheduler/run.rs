@@ -74,8 +74,9 @@ pub fn run(
         let exit = scheduler.stop()?;
         match ended? {
             Ended::Asked => return Ok(()),
+            // The kernel ends it for that alone, which can come before user space sees what else has changed.
+            _ if exit.should_restart() => log::info!("CPUs have come or gone: starting again"),
             Ended::MachineChanged => log::info!("GPUs have come or gone: starting again"),
-            Ended::ByKernel if exit.should_restart() => log::info!("CPUs have come or gone: starting again"),
             Ended::ByKernel => return Ok(()),
         }
     }
