@@ -61,7 +61,7 @@ resolve_release() {
     case $want in
     newest) found=$(known_releases | while read -r r; do has_modules "$r" && echo "$r"; done | tail -n 1) ;;
     oldest) found=$(known_releases | grep "^${oldest_series//./\\.}\." | tail -n 1) ;;
-    *) found=$(known_releases | grep -E "^${want//./\\.}([.+-]|$)" | tail -n 1) ;;
+    *) found=$(known_releases | awk -v want="$want" 'index($0, want) == 1 && substr($0, length(want) + 1) ~ /^([.+-]|$)/' | tail -n 1) ;;
     esac
     [[ $found ]] || die "no kernel '$want' in $suite; there are: newest, oldest, $(known_releases | tr '\n' ' ')"
     echo "$found"

@@ -154,6 +154,24 @@ static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 		be_feeder(tctx, now + evidence_ttl_ns);
 }
 
+/*
+ * Whether the current thread uses @dev by ioctl on this CPU for the first time in
+ * a jiffy. Once more would say nothing (see SIGN_SPACING_NS), and cost much of what
+ * a short ioctl does: so this is asked before anything is looked up.
+ */
+static __always_inline bool is_first_ioctl(u32 dev)
+{
+	struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
+	u64 current = bpf_get_current_task(), jiffy = bpf_jiffies64();
+
+	if (cctx->used_device == dev && cctx->used_by == current && cctx->used_in == jiffy)
+		return false;
+	cctx->used_device = dev;
+	cctx->used_by = current;
+	cctx->used_in = jiffy;
+	return true;
+}
+
 /* The current thread used @file in the way @evidence says. */
 static __always_inline void note_use(struct file *file, u32 evidence)
 {
@@ -166,6 +184,8 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 	if ((file->f_inode->i_mode & S_IFMT) != S_IFCHR)
 		return;
 	dev = file->f_inode->i_rdev;
+	if (evidence == STOKER_EV_IOCTL && !is_first_ioctl(dev))
+		return;
 	device = bpf_map_lookup_elem(&devices, &dev);
 	if (!device)
 		return;
