@@ -139,6 +139,13 @@ static void settle_supplier(struct task_struct *p, u64 run_ns)
 	tctx->granted = false;
 }
 
+/* @p, the current task of @cctx's CPU, goes on for another @turn_ns. */
+static void extend_turn(struct task_struct *p, struct cpu_ctx *cctx, u64 turn_ns)
+{
+	cctx->turn_ns = turn_ns;
+	scx_bpf_task_set_slice(p, turn_ns);
+}
+
 /*
  * Takes account of what @p ran on @cpu since the last time: its vtime, for a
  * feeder its domain's budget and its GPU's counters, for a supplier the budget.
@@ -150,6 +157,9 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 	u32 limit = group_of(cctx->group)->limit;
 
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
+	/* The kernel ends a turn so in sched_yield(2), of which it would also tell, at a price. */
+	if (run_ns)
+		cctx->yielded = !p->scx.slice && run_ns < cctx->turn_ns;
 	if (limit)
 		charge_limits(limit, run_ns, !!feeder);
 	if (cctx->user == CPU_SUPPLIER)

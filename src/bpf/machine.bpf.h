@@ -37,14 +37,15 @@ struct cpu_ctx {
 	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u64	run_vtime;		/* the current task's vtime when it got the CPU */
+	u64	turn_ns;		/* the turn that it got then, or with which it went on */
 	u32	user;			/* enum cpu_user */
 	u32	weight;			/* the current task's own */
 	u16	group;			/* ... and its group */
 	u8	is_idle_class;		/* the current task is SCHED_IDLE, or of a cpu.idle group */
-	u32	yielded;		/* the current task asked for others to run */
+	u32	yielded;		/* the current task gave its turn up before the end of it */
 	u32	taken;			/* a higher scheduling class has the CPU */
 	u32	has_pinned;		/* its own queue holds tasks */
-	u32	turn;			/* dispatches, for what is done every so many of them */
+	u32	dispatches;		/* for what is done every so many of them */
 	u32	used_device;		/* the last use of a device file that was looked at: of which device, ... */
 	u64	used_by;		/* ... by whom, ... */
 	u64	used_in;		/* ... and in which jiffy */

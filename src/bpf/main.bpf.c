@@ -122,7 +122,7 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
 		return false;
 	tctx->granted = true;
-	scx_bpf_task_set_slice(prev, feeder_slice_ns);
+	extend_turn(prev, cctx, feeder_slice_ns);
 	return true;
 }
 
@@ -135,7 +135,7 @@ static void goes_on(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 		return;
 	if (time_before(llc_ctx_of(llc)->vtime_now, prev->scx.dsq_vtime))
 		advance_clock(prev, llc, false);
-	scx_bpf_task_set_slice(prev, turn_of(prev, cctx->group));
+	extend_turn(prev, cctx, turn_of(prev, cctx->group));
 }
 
 void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
@@ -208,7 +208,6 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->weight = p->scx.weight;
 	cctx->group = group;
 	cctx->is_idle_class = p->policy == SCHED_IDLE || group_of(group)->is_idle;
-	cctx->yielded = false;
 	if (user != CPU_FEEDER)
 		cctx->feeders_since = 0;
 	else if (!cctx->feeders_since)
@@ -218,6 +217,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 		activate(group);
 	if (group_of(group)->limit)
 		limit_turn(p, group_of(group)->limit, user == CPU_FEEDER);
+	cctx->turn_ns = p->scx.slice;
 	if (time_before(clock, p->scx.dsq_vtime))
 		advance_clock(p, llc, waited);
 	cctx->run_vtime = p->scx.dsq_vtime;
@@ -233,13 +233,6 @@ void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 	if (feeder)
 		account_stopping(feeder, runnable, scx_bpf_now());
 	cctx->user = CPU_OTHER;
-}
-
-bool BPF_STRUCT_OPS(stoker_yield, struct task_struct *from, struct task_struct *to)
-{
-	cpu_ctx_of(scx_bpf_task_cpu(from))->yielded = true;
-	scx_bpf_task_set_slice(from, 0);
-	return false;
 }
 
 /*
@@ -419,7 +412,6 @@ SCX_OPS_DEFINE(stoker_ops,
 	       .dispatch		= (void *)stoker_dispatch,
 	       .running			= (void *)stoker_running,
 	       .stopping		= (void *)stoker_stopping,
-	       .yield			= (void *)stoker_yield,
 	       .cpu_release		= (void *)stoker_cpu_release,
 	       .cpu_acquire		= (void *)stoker_cpu_acquire,
 	       .init_task		= (void *)stoker_init_task,

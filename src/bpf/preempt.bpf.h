@@ -9,7 +9,7 @@
 /* CPUs looked at beside the one that it wakes on. */
 #define PREEMPT_TRIES	4
 /* What a task runs before one that wakes may take its turn. */
-#define PREEMPT_AFTER_NS	(300ULL * NSEC_PER_USEC)
+#define PREEMPT_AFTER_NS	(100ULL * NSEC_PER_USEC)
 
 /* True when what runs on @cpu should give way to a task that wakes with @vtime. */
 static bool gives_way_to(s32 cpu, u64 vtime, u64 now)

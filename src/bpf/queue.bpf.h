@@ -278,7 +278,7 @@ static bool dispatch_balance(u32 llc)
 	u64 now = llc_ctx_of(llc)->vtime_now;
 	u32 i;
 
-	bpf_for(i, 0, nr_llcs - 1) {
+	for (i = 0; i < nr_llcs - 1 && can_loop; i++) {
 		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
 
 		if (llc_ctx_of(other)->nr_waiting && time_after(now, llc_ctx_of(other)->vtime_now + BALANCE_LAG_NS) &&
@@ -294,7 +294,8 @@ static bool dispatch_steal(u32 llc)
 	u64 now = llc_ctx_of(llc)->vtime_now, latest = now;
 	u32 i;
 
-	bpf_for(i, 0, nr_llcs - 1) {
+	/* In the way of every CPU that goes idle: bpf_for() would call the kernel for each LLC. */
+	for (i = 0; i < nr_llcs - 1 && can_loop; i++) {
 		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
 
 		if (llc_ctx_of(other)->nr_waiting && pull(llc_queue(other)))
@@ -348,7 +349,7 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 		return false;
 	if (!llc_ctx_of(llc_of(cpu))->nr_waiting || !is_before_all(vtime, llc_queue(llc_of(cpu))))
 		return false;
-	scx_bpf_task_set_slice(prev, turn_of(prev, cctx->group));
+	extend_turn(prev, cctx, turn_of(prev, cctx->group));
 	return true;
 }
 
@@ -364,7 +365,7 @@ static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx, struct task_struct 
 		return true;
 	if (dispatch_pinned(cpu, cctx, vtime_now, true))
 		return true;
-	if (nr_llcs > 1 && ++cctx->turn % BALANCE_TURNS == 0 && dispatch_balance(llc))
+	if (nr_llcs > 1 && ++cctx->dispatches % BALANCE_TURNS == 0 && dispatch_balance(llc))
 		return true;
 	if (llc_ctx_of(llc)->nr_waiting && pull(llc_queue(llc)))
 		return true;

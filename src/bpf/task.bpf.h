@@ -91,7 +91,9 @@ static __always_inline u64 with_mark(const struct task_struct *p, u64 vtime)
 
 static __always_inline void set_vtime(struct task_struct *p, u64 vtime)
 {
-	scx_bpf_task_set_dsq_vtime(p, with_mark(p, vtime));
+	vtime = with_mark(p, vtime);
+	if (p->scx.dsq_vtime != vtime)
+		scx_bpf_task_set_dsq_vtime(p, vtime);
 }
 
 /* Marks @p, or not, as @is_special says. */
