@@ -155,18 +155,18 @@ static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 }
 
 /*
- * Whether the current thread uses @dev by ioctl on this CPU for the first time in
+ * Whether the current thread uses @file by ioctl on this CPU for the first time in
  * a jiffy. Once more would say nothing (see SIGN_SPACING_NS), and cost much of what
  * a short ioctl does: so this is asked before anything is looked up.
  */
-static __always_inline bool is_first_ioctl(u32 dev)
+static __always_inline bool is_first_ioctl(struct file *file)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
 	u64 current = bpf_get_current_task(), jiffy = bpf_jiffies64();
 
-	if (cctx->used_device == dev && cctx->used_by == current && cctx->used_in == jiffy)
+	if (cctx->used_file == (u64)file && cctx->used_by == current && cctx->used_in == jiffy)
 		return false;
-	cctx->used_device = dev;
+	cctx->used_file = (u64)file;
 	cctx->used_by = current;
 	cctx->used_in = jiffy;
 	return true;
@@ -184,8 +184,6 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 	if ((file->f_inode->i_mode & S_IFMT) != S_IFCHR)
 		return;
 	dev = file->f_inode->i_rdev;
-	if (evidence == STOKER_EV_IOCTL && !is_first_ioctl(dev))
-		return;
 	device = bpf_map_lookup_elem(&devices, &dev);
 	if (!device)
 		return;
@@ -298,7 +296,7 @@ int BPF_PROG(stoker_file_ioctl, struct file *file, unsigned int cmd)
 {
 	if (cmd == KVM_RUN)
 		note_vcpu();
-	else
+	else if (is_first_ioctl(file))
 		note_use(file, STOKER_EV_IOCTL);
 	return 0;
 }

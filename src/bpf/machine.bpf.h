@@ -46,7 +46,7 @@ struct cpu_ctx {
 	u32	taken;			/* a higher scheduling class has the CPU */
 	u32	has_pinned;		/* its own queue holds tasks */
 	u32	dispatches;		/* for what is done every so many of them */
-	u32	used_device;		/* the last use of a device file that was looked at: of which device, ... */
+	u64	used_file;		/* the last ioctl that was looked at: of which file, ... */
 	u64	used_by;		/* ... by whom, ... */
 	u64	used_in;		/* ... and in which jiffy */
 } __attribute__((aligned(CACHE_LINE)));
