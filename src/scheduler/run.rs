@@ -43,7 +43,6 @@ pub fn run(
     shutdown: &AtomicBool,
 ) -> Result<()> {
     preflight::check()?;
-    hurry();
     let server = metrics::serve().context("could not serve the counters")?;
     let mut has_started = false;
     loop {
@@ -80,16 +79,6 @@ pub fn run(
             Ended::MachineChanged => log::info!("GPUs have come or gone: starting again"),
             Ended::ByKernel => return Ok(()),
         }
-    }
-}
-
-/// Has this thread, and those that it starts, run before others: they do little, and on a full machine would come to it
-/// seconds later.
-fn hurry() {
-    const HIGHEST: i32 = -20;
-    // SAFETY: no memory is involved.
-    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) } != 0 {
-        log::warn!("could not raise the priority of scx_stoker itself: {}", std::io::Error::last_os_error());
     }
 }
 
