@@ -218,6 +218,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	if (group_of(group)->limit)
 		limit_turn(p, group_of(group)->limit, user == CPU_FEEDER);
 	cctx->turn_ns = p->scx.slice;
+	cctx->yielded = false;
 	if (time_before(clock, p->scx.dsq_vtime))
 		advance_clock(p, llc, waited);
 	cctx->run_vtime = p->scx.dsq_vtime;

@@ -339,9 +339,11 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 {
 	u64 vtime;
 
-	if (cctx->user == CPU_FEEDER || cctx->user == CPU_OTHER || cctx->yielded || !(prev->scx.flags & SCX_TASK_QUEUED))
+	if (cctx->user == CPU_FEEDER || cctx->user == CPU_OTHER || !(prev->scx.flags & SCX_TASK_QUEUED))
 		return false;
 	settle(prev, NULL, cpu, cctx);
+	if (cctx->yielded)
+		return false;
 	if (is_marked(prev) && is_throttled(cctx->group, false))
 		return false;
 	vtime = prev->scx.dsq_vtime;
