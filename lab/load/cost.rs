@@ -16,7 +16,7 @@ use crate::report;
 use crate::sample::ProcStat;
 use crate::shared::Shared;
 use crate::sys::{self, Children, MS, fork_child};
-use crate::work::Pace;
+use crate::work::at_once;
 use crowd::Crowd;
 use stats::Counting;
 
@@ -134,7 +134,7 @@ fn run(args: &CostArgs, load: CostLoad, tasks: usize, groups: usize, overhead_ns
     const WARMUP_NS: u64 = 300 * MS;
     let for_ns = (args.seconds * 1e9) as u64;
     let cpus = sys::affinity()?.len();
-    let pace = Pace::measure(cpus);
+    let at_once = at_once(cpus);
     // The feeders are killed when this is dropped.
     let (feeders, _children) = if args.feeders { start_feeders(for_ns)? } else { (0, Children::default()) };
     let (from, to) = match load {
@@ -162,7 +162,7 @@ fn run(args: &CostArgs, load: CostLoad, tasks: usize, groups: usize, overhead_ns
     // Where CPUs take turns, the turns of the others are in every time that is measured on one. This takes them off as if
     // they fell everywhere alike; where CPUs wait for each other's locks they do not.
     let busy = (cpus as f64 - idle).max(1.0);
-    let stretch = busy / busy.min(pace.at_once);
+    let stretch = busy / busy.min(at_once);
     let programs: Vec<ProgramCost> = stats::between(&from.programs, to.programs)
         .into_iter()
         .map(|program| ProgramCost {

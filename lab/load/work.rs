@@ -15,32 +15,21 @@ pub fn work(units: u64) {
     }
 }
 
-/// How fast this machine works.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// Time that a unit takes an undisturbed CPU, in ns.
-    pub unit_ns: f64,
-    /// How many CPUs' work is done at once when all are busy: all of them, but 1 in the counted lab, where they take turns.
-    pub at_once: f64,
-}
-
-impl Pace {
-    /// Finds out, which takes some milliseconds on an idle machine of `cpus` CPUs.
-    pub fn measure(cpus: usize) -> Self {
-        const UNITS: u64 = 5 * UNITS_PER_MS;
-        let start_ns = now_ns();
-        work(UNITS);
-        let alone_ns = (now_ns() - start_ns) as f64;
-        let start_ns = now_ns();
-        std::thread::scope(|scope| {
-            (0..cpus).for_each(|_| {
-                scope.spawn(|| work(UNITS));
-            });
+/// How many CPUs' work is done at once when all `cpus` are busy: all of them, but 1 in the counted lab, where they take turns.
+/// Finds out, which takes some milliseconds on an idle machine.
+pub fn at_once(cpus: usize) -> f64 {
+    const UNITS: u64 = 5 * UNITS_PER_MS;
+    let start_ns = now_ns();
+    work(UNITS);
+    let alone_ns = (now_ns() - start_ns) as f64;
+    let start_ns = now_ns();
+    std::thread::scope(|scope| {
+        (0..cpus).for_each(|_| {
+            scope.spawn(|| work(UNITS));
         });
-        let together_ns = (now_ns() - start_ns) as f64;
-        let at_once = (alone_ns * cpus as f64 / together_ns).round().clamp(1.0, cpus as f64);
-        Self { unit_ns: alone_ns / UNITS as f64, at_once }
-    }
+    });
+    let together_ns = (now_ns() - start_ns) as f64;
+    (alone_ns * cpus as f64 / together_ns).round().clamp(1.0, cpus as f64)
 }
 
 /// Whole units in `us` microseconds of work, at least one unless `us` is zero.

@@ -1,11 +1,13 @@
 //! What feeders leave to others, and what is left alone where no GPU is in use.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
 use crate::guest::{lab, status_of, threads_below, within};
 use crate::load::{self, Report};
+use crate::probe;
 use crate::stoker::{Stoker, with_shared};
 
 /// A feeder that spins for each CPU, and twice as many hogs.
@@ -72,5 +74,37 @@ fn nothing_is_preempted_where_no_gpu_is_in_use() {
             let counted = (gpu.wakeups, gpu.displacements, gpu.displacements_away, gpu.home_ns, gpu.away_ns);
             assert_eq!(counted, (0, 0, 0, 0, 0), "feeders where no GPU is in use");
         }
+    });
+}
+
+#[test]
+fn a_yield_leaves_the_cpu_to_what_waits_for_a_turn() {
+    const SECONDS: f64 = 1.0;
+
+    let _lab = lab();
+    with_shared(|_| {
+        let stop = AtomicBool::new(false);
+        let yields = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                probe::set_affinity(&[0]);
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let yielder = scope.spawn(|| {
+                probe::set_affinity(&[0]);
+                let mut yields = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                    yields += 1;
+                }
+                yields
+            });
+            sleep(Duration::from_secs_f64(SECONDS));
+            stop.store(true, Ordering::Relaxed);
+            yielder.join().unwrap()
+        });
+        // Each gives the hog a turn, of 5 ms and what is left of a tick; a yield alone takes some microseconds.
+        assert!((10..=(SECONDS * 300.0) as u32).contains(&yields), "{yields} yields in {SECONDS} s beside a hog");
     });
 }

@@ -108,7 +108,8 @@ fn affinity() -> Vec<u32> {
     }
 }
 
-fn set_affinity(cpus: &[u32]) {
+/// Ties the calling thread to `cpus`.
+pub fn set_affinity(cpus: &[u32]) {
     // SAFETY: as above, and all CPUs came from affinity() or are the guest's first few.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

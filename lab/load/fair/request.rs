@@ -7,15 +7,15 @@ use anyhow::Result;
 
 use crate::sample::{Histogram, Merged};
 use crate::sys::{MS, no_timer_slack, now_ns, sleep_until};
-use crate::work::{Pace, Sequence, UNITS_PER_MS, work};
+use crate::work::{Sequence, UNITS_PER_MS, at_once, work};
 
 /// Threads that hand out requests.
 const MESSENGERS: usize = 2;
 /// Workers for each CPU.
 const WORKERS_PER_CPU: usize = 4;
-/// Share of the CPUs' time that the requests take.
+/// Share of the CPUs' time that the requests take, with what it costs to hand them over.
 const LOAD: f64 = 0.9;
-/// Work in a request, in units: 0.5 to 1.5 ms.
+/// Work in a request, in units: 0.5 to 1.5 ms of a CPU of which nobody else takes turns.
 const REQUEST_UNITS: (u64, u64) = (UNITS_PER_MS / 2, UNITS_PER_MS * 3 / 2);
 
 /// Requests that wait for one worker, by when they came, in ns; `None` ends it.
@@ -46,12 +46,10 @@ impl Inbox {
 /// came to when they were done, in µs.
 pub fn latency_us(cpus: usize, fraction: f64, latencies: &Histogram, for_ns: u64) -> Result<f64> {
     let inboxes: Vec<Inbox> = (0..cpus * WORKERS_PER_CPU).map(|_| Inbox::default()).collect();
-    let pace = Pace::measure(cpus);
+    let mean_gap_ns = alone_ns() * MESSENGERS as f64 / (LOAD * at_once(cpus));
     let start_ns = now_ns() + MS;
     // The first tenth fills the machine.
     let (counts_from_ns, end_ns) = (start_ns + for_ns / 10, start_ns + for_ns);
-    let request_ns = (REQUEST_UNITS.0 + REQUEST_UNITS.1) as f64 / 2.0 * pace.unit_ns;
-    let mean_gap_ns = request_ns * MESSENGERS as f64 / (LOAD * pace.at_once);
     std::thread::scope(|scope| {
         for (index, inbox) in inboxes.iter().enumerate() {
             scope.spawn(move || {
@@ -90,6 +88,28 @@ pub fn latency_us(cpus: usize, fraction: f64, latencies: &Histogram, for_ns: u64
     })?;
     let merged = Merged::of([latencies].into_iter());
     Ok(merged.percentile_ns(fraction) as f64 / 1e3)
+}
+
+/// CPU time that a request of average length takes, with what it costs to hand it over and to wait for it, in ns: nothing
+/// else runs meanwhile.
+fn alone_ns() -> f64 {
+    const REQUESTS: u64 = 40;
+    let (inbox, outbox) = (Inbox::default(), Inbox::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Some(request) = inbox.take() {
+                work((REQUEST_UNITS.0 + REQUEST_UNITS.1) / 2);
+                outbox.put(Some(request));
+            }
+        });
+        let start_ns = now_ns();
+        for request in 0..REQUESTS {
+            inbox.put(Some(request));
+            outbox.take();
+        }
+        inbox.put(None);
+        (now_ns() - start_ns) as f64 / REQUESTS as f64
+    })
 }
 
 #[cfg(test)]
