@@ -147,6 +147,16 @@ static void extend_turn(struct task_struct *p, struct cpu_ctx *cctx, u64 turn_ns
 }
 
 /*
+ * What is left of the turn of @p, settled, that has ended on @cctx's CPU: nothing
+ * unless something else ended it, or sched_yield(2), of which the kernel would
+ * also tell, at a price.
+ */
+static __always_inline u64 turn_left(const struct task_struct *p, const struct cpu_ctx *cctx)
+{
+	return !p->scx.slice && cctx->ran_ns < cctx->turn_ns ? cctx->turn_ns - cctx->ran_ns : 0;
+}
+
+/*
  * Takes account of what @p ran on @cpu since the last time: its vtime, for a
  * feeder its domain's budget and its GPU's counters, for a supplier the budget.
  */
@@ -157,9 +167,8 @@ static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, stru
 	u32 limit = group_of(cctx->group)->limit;
 
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
-	/* The kernel ends a turn so in sched_yield(2), of which it would also tell, at a price. */
 	if (run_ns)
-		cctx->yielded = !p->scx.slice && run_ns < cctx->turn_ns;
+		cctx->ran_ns = run_ns;
 	if (limit)
 		charge_limits(limit, run_ns, !!feeder);
 	if (cctx->user == CPU_SUPPLIER)

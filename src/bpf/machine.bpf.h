@@ -37,12 +37,14 @@ struct cpu_ctx {
 	u64	feeders_since;		/* since when only feeders ran, 0 after an ordinary task */
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u64	run_vtime;		/* the current task's vtime when it got the CPU */
+	u64	run_sleeps;		/* how often it had slept by then */
+	u64	ran_ns;			/* how long it ran before its turn was last settled */
 	u64	turn_ns;		/* the turn that it got then, or with which it went on */
 	u32	user;			/* enum cpu_user */
 	u32	weight;			/* the current task's own */
 	u16	group;			/* ... and its group */
 	u8	is_idle_class;		/* the current task is SCHED_IDLE, or of a cpu.idle group */
-	u32	yielded;		/* the current task gave its turn up before the end of it */
+	u32	resumes;		/* the current task gives way for a moment only, and then goes on */
 	u32	taken;			/* a higher scheduling class has the CPU */
 	u32	has_pinned;		/* its own queue holds tasks */
 	u32	dispatches;		/* for what is done every so many of them */
@@ -123,6 +125,18 @@ static __always_inline void kick(s32 cpu, u64 flags)
 {
 	if (bpf_ksym_exists(scx_bpf_kick_cpu___weak))
 		scx_bpf_kick_cpu___weak(cpu, flags);
+}
+
+/*
+ * scx_bpf_now(), for callbacks in which @cpu's run queue is locked and its clock
+ * up to date, though the kernel does not vouch for that clock any more where it
+ * let go of the lock on the way, and would read the hardware's at a price.
+ */
+static __always_inline u64 rq_now(s32 cpu)
+{
+	const struct rq *rq = bpf_per_cpu_ptr(&runqueues, cpu);
+
+	return rq ? rq->clock : scx_bpf_now();
 }
 
 /* The bounds checks below cannot fail; they are what lets the verifier follow. */

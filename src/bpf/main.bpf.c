@@ -68,6 +68,7 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 		if (victim < 0)
 			return cpu;
 		cpu = victim;
+		let_resume(cpu_ctx_of(cpu), p);
 	}
 	if (p->scx.dsq_vtime != vtime)
 		set_vtime(p, vtime);
@@ -148,7 +149,7 @@ void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
 			goes_on(cpu, cctx, prev);
 		return;
 	}
-	now = scx_bpf_now();
+	now = rq_now(cpu);
 	if (owes_turn(cpu, cctx, now)) {
 		if (dispatch_ordinary(cpu, cctx, prev))
 			return;
@@ -185,7 +186,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group = 0;
-	u64 now = scx_bpf_now(), clock = llc_ctx_of(llc)->vtime_now;
+	u64 now = rq_now(cpu), clock = llc_ctx_of(llc)->vtime_now;
 	struct task_ctx *tctx = task_ctx_of(p);
 	bool waited = false;
 
@@ -204,6 +205,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	}
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
 	cctx->run_at = now;
+	cctx->run_sleeps = p->nvcsw;
 	cctx->user = user;
 	cctx->weight = p->scx.weight;
 	cctx->group = group;
@@ -213,12 +215,13 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	else if (!cctx->feeders_since)
 		cctx->feeders_since = now;
 	cctx->claimed_until = 0;
+	cctx->resumes = false;
 	if (!group_of(group)->is_active)
 		activate(group);
 	if (group_of(group)->limit)
 		limit_turn(p, group_of(group)->limit, user == CPU_FEEDER);
 	cctx->turn_ns = p->scx.slice;
-	cctx->yielded = false;
+	cctx->ran_ns = 0;
 	if (time_before(clock, p->scx.dsq_vtime))
 		advance_clock(p, llc, waited);
 	cctx->run_vtime = p->scx.dsq_vtime;

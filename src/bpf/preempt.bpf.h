@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Which ordinary wake-ups do not wait for the end of somebody's turn: those of
- * tasks that are well behind what runs on the CPU they wake on, or near it.
+ * tasks that are well behind what runs on the CPU they wake on, or near it, and
+ * usually run much shorter.
  */
 
 /* How far behind: so much that the switch pays, and that tasks which wake each other do not. */
@@ -11,8 +12,26 @@
 /* What a task runs before one that wakes may take its turn. */
 #define PREEMPT_AFTER_NS	(100ULL * NSEC_PER_USEC)
 
-/* True when what runs on @cpu should give way to a task that wakes with @vtime. */
-static bool gives_way_to(s32 cpu, u64 vtime, u64 now)
+/*
+ * Of tasks that run about as long before they sleep, who came first is best done
+ * first: all of them are done sooner. So only one that usually runs so many
+ * times shorter takes a turn.
+ */
+#define PREEMPT_RUN_RATIO 2
+
+/* True when @p usually runs much shorter than what has run on @cctx's CPU for @ran_ns. */
+static bool runs_shorter(const struct task_struct *p, const struct cpu_ctx *cctx, u64 ran_ns)
+{
+	u64 other_ns = usual_run_ns(cctx->run_sum_ns + ran_ns, cctx->run_sleeps);
+
+	/* It is no longer what it was. */
+	if (other_ns < ran_ns)
+		other_ns = ran_ns;
+	return PREEMPT_RUN_RATIO * usual_run_ns(p->se.sum_exec_runtime, p->nvcsw) < other_ns;
+}
+
+/* True when what runs on @cpu should give way to @p, which wakes with @vtime. */
+static bool gives_way_to(s32 cpu, const struct task_struct *p, u64 vtime, u64 now)
 {
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u64 ran_ns;
@@ -23,7 +42,8 @@ static bool gives_way_to(s32 cpu, u64 vtime, u64 now)
 		return true;
 	ran_ns = time_delta(now, cctx->run_at);
 	/* On a busy machine vtime is about as fast as time. */
-	return ran_ns > PREEMPT_AFTER_NS && time_before(vtime + PREEMPT_LAG_NS, cctx->run_vtime + ran_ns);
+	return ran_ns > PREEMPT_AFTER_NS && time_before(vtime + PREEMPT_LAG_NS, cctx->run_vtime + ran_ns) &&
+	       runs_shorter(p, cctx, ran_ns);
 }
 
 /*
@@ -39,13 +59,13 @@ static s32 pick_preempted(struct task_struct *p, s32 cpu, u64 vtime)
 	if (p->policy == SCHED_BATCH || p->policy == SCHED_IDLE)
 		return -EBUSY;
 	now = scx_bpf_now();
-	if (gives_way_to(cpu, vtime, now))
+	if (gives_way_to(cpu, p, vtime, now))
 		return claim(cpu, now) ? cpu : -EBUSY;
 	if (!time_before(vtime + PREEMPT_LAG_NS, llc_ctx_of(llc)->vtime_now))
 		return -EBUSY;
 	bpf_for(i, 0, PREEMPT_TRIES) {
 		cpu = bpf_cpumask_any_distribute(p->cpus_ptr);
-		if (cpu < nr_cpus && llc_of(cpu) == llc && gives_way_to(cpu, vtime, now))
+		if (cpu < nr_cpus && llc_of(cpu) == llc && gives_way_to(cpu, p, vtime, now))
 			return claim(cpu, now) ? cpu : -EBUSY;
 	}
 	return -EBUSY;

@@ -130,20 +130,34 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
  * True when @p, which can run on @cpu only, yields it, and nobody else wants it
  * but such as @p: those need no more than to take turns.
  */
-static bool yields_here(const struct task_struct *p, s32 cpu, u32 llc)
+static bool yields_here(const struct task_struct *p, const struct cpu_ctx *cctx, u32 llc)
 {
-	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-
-	return cctx->yielded && bpf_get_current_task_btf() == p && !cctx->has_pinned && !feeders_waiting &&
+	return turn_left(p, cctx) && bpf_get_current_task_btf() == p && !cctx->has_pinned && !feeders_waiting &&
 	       !llc_ctx_of(llc)->nr_waiting;
+}
+
+/* A task that usually runs no longer than that before it sleeps interrupts a turn, and does not end it. */
+#define MOMENT_NS	(250ULL * NSEC_PER_USEC)
+
+/* @p takes the CPU of @cctx from its current task, which goes on after it if that takes but a moment. */
+static __always_inline void let_resume(struct cpu_ctx *cctx, const struct task_struct *p)
+{
+	cctx->resumes = !cctx->is_idle_class && usual_run_ns(p->se.sum_exec_runtime, p->nvcsw) < MOMENT_NS;
+}
+
+/* What is left to @p of its turn on @cctx's CPU, 0 unless it lost that for a moment only. */
+static __always_inline u64 resumed_turn(const struct task_struct *p, const struct cpu_ctx *cctx)
+{
+	return cctx->resumes && bpf_get_current_task_btf() == p ? turn_left(p, cctx) : 0;
 }
 
 /* Queues @p by its vtime, whatever else it may be. */
 static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu);
-	u64 now = llc_ctx_of(llc)->vtime_now;
+	u64 now = llc_ctx_of(llc)->vtime_now, left_ns;
 	u64 vtime = with_mark(p, clamp_vtime(p->scx.dsq_vtime, now, enq_flags & SCX_ENQ_WAKEUP));
 
 	tctx->llc = llc;
@@ -155,11 +169,18 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 		return;
 	}
+	left_ns = resumed_turn(p, cctx);
+	if (left_ns) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, left_ns, enq_flags);
+		return;
+	}
 	if (is_pinned(p)) {
 		if (p->flags & PF_KTHREAD) {
 			/* The kernel's own work for this CPU is short, and others wait for it. */
-			u64 preempt = cpu_ctx_of(cpu)->user != CPU_FEEDER ? SCX_ENQ_PREEMPT : 0;
+			u64 preempt = cctx->user != CPU_FEEDER ? SCX_ENQ_PREEMPT : 0;
 
+			if (preempt)
+				let_resume(cctx, p);
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | preempt);
 			return;
 		}
@@ -168,7 +189,7 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 			return;
 		}
-		if (yields_here(p, cpu, llc)) {
+		if (yields_here(p, cctx, llc)) {
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 			return;
 		}
@@ -342,7 +363,7 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 	if (cctx->user == CPU_FEEDER || cctx->user == CPU_OTHER || !(prev->scx.flags & SCX_TASK_QUEUED))
 		return false;
 	settle(prev, NULL, cpu, cctx);
-	if (cctx->yielded)
+	if (turn_left(prev, cctx))
 		return false;
 	if (is_marked(prev) && is_throttled(cctx->group, false))
 		return false;

@@ -114,3 +114,9 @@ static __always_inline struct task_ctx *task_ctx_of(struct task_struct *p)
 {
 	return bpf_task_storage_get(&task_ctxs, p, NULL, 0);
 }
+
+/* How long a task that ran for @sum_ns in all and slept @sleeps times runs before it sleeps, on average. */
+static __always_inline u64 usual_run_ns(u64 sum_ns, u64 sleeps)
+{
+	return sum_ns / (sleeps + 1);
+}
