@@ -147,9 +147,9 @@ static void extend_turn(struct task_struct *p, struct cpu_ctx *cctx, u64 turn_ns
 }
 
 /*
- * What is left of the turn of @p, settled, that has ended on @cctx's CPU: nothing
- * unless something else ended it, or sched_yield(2), of which the kernel would
- * also tell, at a price.
+ * What is left of the turn of @p, which is settled, on @cctx's CPU: more than 0
+ * only if it was ended early, by a task that displaced @p or by sched_yield(2).
+ * (Of that the kernel would also tell, at a price.)
  */
 static __always_inline u64 turn_left(const struct task_struct *p, const struct cpu_ctx *cctx)
 {

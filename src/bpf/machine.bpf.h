@@ -38,7 +38,7 @@ struct cpu_ctx {
 	u64	feeder_done_at;		/* when the current feeder is expected to block, by its usual run */
 	u64	run_vtime;		/* the current task's vtime when it got the CPU */
 	u64	run_sleeps;		/* how often it had slept by then */
-	u64	ran_ns;			/* how long it ran before its turn was last settled */
+	u64	ran_ns;			/* what it ran in its turn, as last settled; 0: not yet */
 	u64	turn_ns;		/* the turn that it got then, or with which it went on */
 	u32	user;			/* enum cpu_user */
 	u32	weight;			/* the current task's own */

@@ -44,7 +44,9 @@ fn feeders_without_system_calls_stay_feeders_beyond_the_time_of_evidence() {
     // On a full machine the answer may take a second: enough of the load is to come after it.
     counters.interval();
     load.finish().assert_served(&HOMES);
-    assert!(wakeups(&counters.interval()) > 50, "on time, but not by this scheduler's doing");
+    let used = wakeups(&counters.interval());
+    // 50 for each second of the load that came after 5 s.
+    assert!(used > 150, "on time, but not by this scheduler's doing: {used} wake-ups");
     stoker.stop();
 }
 
