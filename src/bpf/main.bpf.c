@@ -187,7 +187,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group = 0;
 	u64 now = rq_now(cpu), clock = llc_ctx_of(llc)->vtime_now;
-	struct task_ctx *tctx = task_ctx_of(p);
+	struct task_ctx *tctx = task_ctx_of(p) ?: make_task_ctx(p);
 	bool waited = false;
 
 	if (tctx) {
@@ -256,15 +256,20 @@ void BPF_STRUCT_OPS(stoker_cpu_acquire, s32 cpu, struct scx_cpu_acquire_args *ar
 
 s32 BPF_STRUCT_OPS(stoker_init_task, struct task_struct *p, struct scx_init_task_args *args)
 {
-	struct task_ctx *tctx;
+	struct task_ctx *tctx = NULL;
+	u32 i;
 
-	tctx = bpf_task_storage_get(&task_ctxs, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	bpf_for(i, 0, STORAGE_TRIES) {
+		tctx = make_task_ctx(p);
+		if (tctx)
+			break;
+	}
+	/*
+	 * An error would end the scheduler as it starts, and later fail a fork. Such a task is tried again each
+	 * time that it gets a CPU; until it moves to another cgroup it counts in the root's.
+	 */
 	if (!tctx)
-		return -ENOMEM;
-	tctx->gpu = STOKER_NO_GPU;
-	tctx->domain = STOKER_NO_DOMAIN;
-	tctx->counted_gpu = STOKER_NO_GPU;
-	tctx->queued_domain = STOKER_NO_DOMAIN;
+		return 0;
 	if (bpf_core_field_exists(args->cgroup))
 		tctx->group = number_of(args->cgroup);
 	return 0;
@@ -295,11 +300,15 @@ void BPF_STRUCT_OPS(stoker_disable, struct task_struct *p)
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)
 {
-	struct group_number *known;
-	u32 number;
+	struct group_number *known = NULL;
+	u32 number, i;
 	int err;
 
-	known = bpf_cgrp_storage_get(&group_numbers, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	bpf_for(i, 0, STORAGE_TRIES) {
+		known = bpf_cgrp_storage_get(&group_numbers, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+		if (known)
+			break;
+	}
 	if (!known)
 		return -ENOMEM;
 	known->number = cgrp->level > 0 ? make_group(cgrp, args->weight) : 0;

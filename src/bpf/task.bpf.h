@@ -115,6 +115,27 @@ static __always_inline struct task_ctx *task_ctx_of(struct task_struct *p)
 	return bpf_task_storage_get(&task_ctxs, p, NULL, 0);
 }
 
+/*
+ * How often storage of a task or a cgroup is asked for where it must be had:
+ * newer kernels allocate it without waiting for a lock, so that it fails now and
+ * then though there is memory.
+ */
+#define STORAGE_TRIES	64
+
+/* Makes what is to be known of @p; NULL for want of memory, or of luck. */
+static struct task_ctx *make_task_ctx(struct task_struct *p)
+{
+	struct task_ctx *tctx = bpf_task_storage_get(&task_ctxs, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!tctx)
+		return NULL;
+	tctx->gpu = STOKER_NO_GPU;
+	tctx->domain = STOKER_NO_DOMAIN;
+	tctx->counted_gpu = STOKER_NO_GPU;
+	tctx->queued_domain = STOKER_NO_DOMAIN;
+	return tctx;
+}
+
 /* How long a task that ran for @sum_ns in all and slept @sleeps times runs before it sleeps, on average. */
 static __always_inline u64 usual_run_ns(u64 sum_ns, u64 sleeps)
 {
