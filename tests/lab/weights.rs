@@ -59,11 +59,13 @@ fn a_group_gets_its_share_however_many_tasks_and_groups_it_holds_and_limits_hold
     let _lab = lab();
     with_shared(|stoker| {
         let mut counters = stoker.counters();
-        let trees = measured("groups,cpuset,idle,max", "3");
-        let [groups, cpuset, idle, max] = [0, 1, 2, 3].map(|index| &trees[index]);
+        let trees = measured("groups,cpuset,idle,max,sleepers", "3");
+        let [groups, cpuset, idle, max, sleepers] = [0, 1, 2, 3, 4].map(|index| &trees[index]);
         // 10 s give 5 %; a queue that is fair by task is off by 150 %, EEVDF by 30 %.
         assert!(worst_error(groups) < 0.08, "{groups}");
         assert!(worst_error(cpuset) < 0.08, "{cpuset}");
+        // Served in the order in which they wake and nothing else, they would be off by 100 %.
+        assert!(worst_error(sleepers) < 0.15, "{sleepers}");
         assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
         for limit in max["limits"].as_array().unwrap() {
             let (used, limit_cpus) = (limit["used_cpus"].as_f64().unwrap(), limit["limit_cpus"].as_f64().unwrap());

@@ -68,6 +68,8 @@ pub enum Tree {
     Groups,
     /// 60 leaf groups in four levels, with weights and hogs of all kinds
     Deep,
+    /// Groups of weight 100 and 300 whose tasks compute for a moment and sleep, and together want far more than there is
+    Sleepers,
     /// Hogs of different nice values in one group, and a group beside it
     Nice,
     /// A group that is restricted to CPUs 0 and 1, and one that is free
@@ -93,6 +95,10 @@ impl Tree {
                 branch("c100", 100, [leaf("x100", 100, hogs(4)), leaf("y200", 200, hogs(8))]),
             ]),
             Self::Deep => deep(),
+            Self::Sleepers => {
+                let bursty = |count| Tasks { kind: TaskKind::Bursty, ..hogs(count) };
+                root([leaf("a100", 100, bursty(16)), leaf("b300", 300, bursty(16))])
+            }
             Self::Nice => {
                 let with_nice = |nice| Tasks { nice, ..hogs(2) };
                 let mixed = Group { tasks: [0, 5, -5].map(with_nice).to_vec(), ..group("mixed", 100) };
