@@ -95,10 +95,7 @@ impl Tree {
                 branch("c100", 100, [leaf("x100", 100, hogs(4)), leaf("y200", 200, hogs(8))]),
             ]),
             Self::Deep => deep(),
-            Self::Sleepers => {
-                let bursty = |count| Tasks { kind: TaskKind::Bursty, ..hogs(count) };
-                root([leaf("a100", 100, bursty(16)), leaf("b300", 300, bursty(16))])
-            }
+            Self::Sleepers => root([leaf("a100", 100, bursty(16)), leaf("b300", 300, bursty(16))]),
             Self::Nice => {
                 let with_nice = |nice| Tasks { nice, ..hogs(2) };
                 let mixed = Group { tasks: [0, 5, -5].map(with_nice).to_vec(), ..group("mixed", 100) };
@@ -120,7 +117,6 @@ impl Tree {
             }
             Self::Max => {
                 let limited = |cpus, group| Group { limit_cpus: Some(cpus), ..group };
-                let bursty = Tasks { kind: TaskKind::Bursty, ..hogs(4) };
                 root([
                     limited(0.5, leaf("half", 100, hogs(2))),
                     limited(1.5, leaf("more", 400, hogs(4))),
@@ -128,7 +124,7 @@ impl Tree {
                         0.7,
                         branch("outer", 100, [leaf("open", 100, hogs(2)), limited(0.25, leaf("inner", 100, hogs(2)))]),
                     ),
-                    limited(0.5, leaf("bursty", 100, bursty)),
+                    limited(0.5, leaf("bursty", 100, bursty(4))),
                     leaf("free", 100, hogs(4)),
                 ])
             }
@@ -180,6 +176,11 @@ fn leaf(name: &str, weight: u32, tasks: Tasks) -> Group {
 
 fn hogs(count: usize) -> Tasks {
     Tasks { count, kind: TaskKind::Hog, nice: 0, policy: TaskPolicy::Normal }
+}
+
+/// Tasks that compute for a moment and sleep.
+fn bursty(count: usize) -> Tasks {
+    Tasks { kind: TaskKind::Bursty, ..hogs(count) }
 }
 
 impl Tasks {
