@@ -56,6 +56,7 @@ struct cpu_ctx {
 struct llc_ctx {
 	u64	vtime_now;		/* the vtime clock of its queue */
 	u32	nr_waiting;		/* tasks in its queue, or about to be */
+	u64	usual_run_ns;		/* how long what its CPUs are busy with usually runs before it sleeps */
 } __attribute__((aligned(CACHE_LINE)));
 
 struct domain_ctx {

@@ -26,6 +26,7 @@ UEI_DEFINE(uei);
 #include "task.bpf.h"
 #include "rate.bpf.h"
 #include "group.bpf.h"
+#include "usual.bpf.h"
 #include "weight.bpf.h"
 #include "limit.bpf.h"
 #include "fit.bpf.h"
@@ -61,7 +62,7 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 		}
 	}
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
-	vtime = with_mark(p, clamp_vtime(p->scx.dsq_vtime, llc_ctx_of(llc_of(cpu))->vtime_now, true));
+	vtime = wake_vtime(p, llc_of(cpu));
 	if (!is_idle) {
 		s32 victim = pick_preempted(p, cpu, vtime);
 
@@ -72,7 +73,7 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 	}
 	if (p->scx.dsq_vtime != vtime)
 		set_vtime(p, vtime);
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, is_idle ? 0 : SCX_ENQ_PREEMPT);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), is_idle ? 0 : SCX_ENQ_PREEMPT);
 	return cpu;
 }
 
@@ -197,7 +198,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 		left_limit(tctx);
 		if (tctx->llc != llc) {
 			tctx->llc = llc;
-			set_vtime(p, clamp_vtime(p->scx.dsq_vtime, clock, false));
+			set_vtime(p, clamp_vtime(p->scx.dsq_vtime, clock, LAG_BOUND_NS));
 		}
 		if (tctx->known_until)
 			user = run_known(p, tctx, cpu, cctx, now);
@@ -224,6 +225,9 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->ran_ns = 0;
 	if (time_before(clock, p->scx.dsq_vtime))
 		advance_clock(p, llc, waited);
+	/* The clock goes by the order in which tasks are served, what a task has used does not. */
+	if (tctx)
+		restore_vtime(p, tctx);
 	cctx->run_vtime = p->scx.dsq_vtime;
 }
 
@@ -280,8 +284,10 @@ void BPF_STRUCT_OPS(stoker_enable, struct task_struct *p)
 	struct task_ctx *tctx = task_ctx_of(p);
 	u32 llc = llc_of(scx_bpf_task_cpu(p));
 
-	if (tctx)
+	if (tctx) {
 		tctx->llc = llc;
+		tctx->owes_ns = 0;
+	}
 	set_vtime(p, llc_ctx_of(llc)->vtime_now);
 }
 

@@ -22,8 +22,12 @@ const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 #define WAIT_BOUND_NS	(10ULL * NSEC_PER_SEC)
 /* A task that could not have all that it is due keeps a claim to this much, no more. */
 #define LAG_BOUND_NS	(100ULL * NSEC_PER_MSEC)
+/* As much as sleep earns a task that is brief. Any other earns one slice. */
+#define BRIEF_LEAD_NS	(50ULL * NSEC_PER_MSEC)
+/* Tasks that wake are served in that order as long as they differ by less than this in what they used. */
+#define ORDER_WINDOW_NS	(20ULL * NSEC_PER_MSEC)
 /* An LLC whose clock is this far behind another's has too much to do: its tasks wait longer than they are due. */
-#define BALANCE_LAG_NS	(10ULL * NSEC_PER_MSEC)
+#define BALANCE_LAG_NS	(5ULL * NSEC_PER_MSEC)
 
 static __always_inline u64 cpu_queue(s32 cpu)
 {
@@ -64,19 +68,49 @@ static int make_queues(void)
 }
 
 /*
- * @vtime, brought near enough to the clock, @now: sleep earns one slice of lead
- * at most, a claim is bounded, and a task that pays much for its turns waits
- * WAIT_BOUND_NS at most.
+ * @vtime, brought near enough to the clock, @now: it is behind by @lag_ns at
+ * most, and a task that pays much for its turns waits WAIT_BOUND_NS at most.
  */
-static __always_inline u64 clamp_vtime(u64 vtime, u64 now, bool wakes)
+static __always_inline u64 clamp_vtime(u64 vtime, u64 now, u64 lag_ns)
 {
-	u64 lag_ns = wakes ? slice_ns : LAG_BOUND_NS;
-
 	if (time_before(vtime, now - lag_ns))
 		return now - lag_ns;
 	if (time_after(vtime, now + WAIT_BOUND_NS))
 		return now + WAIT_BOUND_NS;
 	return vtime;
+}
+
+/* The vtime of @p, which wakes in @llc. */
+static __always_inline u64 wake_vtime(const struct task_struct *p, u32 llc)
+{
+	u64 lead_ns = is_brief(p, llc) ? BRIEF_LEAD_NS : slice_ns;
+
+	return with_mark(p, clamp_vtime(p->scx.dsq_vtime, llc_ctx_of(llc)->vtime_now, lead_ns));
+}
+
+/*
+ * The place in the queue of @p, which wakes in @llc with @vtime: that of all who
+ * wake now, unless it is brief and has lead, or has used so much that others
+ * must have their share first.
+ */
+static __always_inline u64 served_at(const struct task_struct *p, u32 llc, u64 vtime)
+{
+	u64 now = llc_ctx_of(llc)->vtime_now;
+
+	if (time_after(vtime, now + ORDER_WINDOW_NS))
+		return vtime - ORDER_WINDOW_NS;
+	if (time_before(vtime, now) && is_brief(p, llc))
+		return vtime;
+	return with_mark(p, now);
+}
+
+/* @p has left the queue in which it had another place than by its vtime, which is its own again. */
+static __always_inline void restore_vtime(struct task_struct *p, struct task_ctx *tctx)
+{
+	if (!tctx->owes_ns)
+		return;
+	scx_bpf_task_set_dsq_vtime(p, p->scx.dsq_vtime + tctx->owes_ns);
+	tctx->owes_ns = 0;
 }
 
 /*
@@ -121,7 +155,7 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
 	if (!cctx->has_pinned || time_before(vtime, cctx->pinned_vtime))
 		cctx->pinned_vtime = vtime;
 	cctx->has_pinned = true;
-	scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), slice_ns, vtime, enq_flags);
+	scx_bpf_dsq_insert_vtime(p, cpu_queue(cpu), whole_turn(p), vtime, enq_flags);
 	/* select_cpu(), which would have woken an idle CPU, is not asked for a task with one CPU. */
 	kick(cpu, SCX_KICK_IDLE);
 }
@@ -157,16 +191,18 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu);
-	u64 now = llc_ctx_of(llc)->vtime_now, left_ns;
-	u64 vtime = with_mark(p, clamp_vtime(p->scx.dsq_vtime, now, enq_flags & SCX_ENQ_WAKEUP));
+	u64 now = llc_ctx_of(llc)->vtime_now, place, left_ns, vtime;
 
+	restore_vtime(p, tctx);
+	vtime = enq_flags & SCX_ENQ_WAKEUP ? wake_vtime(p, llc)
+					   : with_mark(p, clamp_vtime(p->scx.dsq_vtime, now, LAG_BOUND_NS));
 	tctx->llc = llc;
 	tctx->granted = false;
 	if (group_of(tctx->group)->limit && throttle(p, tctx, false, enq_flags))
 		return;
 	/* It would go on running, but for its limit, of which that was the end. */
 	if (enq_flags & SCX_ENQ_LAST) {
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
 		return;
 	}
 	left_ns = resumed_turn(p, cctx);
@@ -181,16 +217,16 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 
 			if (preempt)
 				let_resume(cctx, p);
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags | preempt);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags | preempt);
 			return;
 		}
 		if (enq_flags & SCX_ENQ_WAKEUP && !time_after(vtime, now + FIRST_LEAD_NS)) {
 			set_vtime(p, vtime);
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
 			return;
 		}
 		if (yields_here(p, cctx, llc)) {
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
+			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
 			return;
 		}
 		note_queued(p, tctx, llc, false);
@@ -199,7 +235,9 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 	}
 
 	note_queued(p, tctx, llc, true);
-	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), turn_of(p, tctx->group), vtime, enq_flags);
+	place = enq_flags & SCX_ENQ_WAKEUP ? served_at(p, llc, vtime) : vtime;
+	tctx->owes_ns = vtime - place;
+	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), turn_of(p, tctx->group), place, enq_flags);
 	/* It lost its CPU, or was never asked for one: another may be idle. */
 	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {
 		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);

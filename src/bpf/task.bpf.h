@@ -52,6 +52,7 @@ struct task_ctx {
 	u16	limited_by;		/* the group for whose budget it waits, or 0 */
 	u16	queued_llc;		/* the LLC in whose load it is counted as waiting ... */
 	u32	queued_weight;		/* ... with this weight; 0: it is not */
+	s64	owes_ns;		/* its vtime, less its place in that queue: see served_at() */
 	u8	is_shared;		/* it waits in that LLC's queue, not in one of its own */
 	u8	queued_domain;		/* the domain in whose feeder queue it is, or STOKER_NO_DOMAIN */
 	u8	granted;		/* it runs, or is to run, by a feeder's grant */
@@ -134,10 +135,4 @@ static struct task_ctx *make_task_ctx(struct task_struct *p)
 	tctx->counted_gpu = STOKER_NO_GPU;
 	tctx->queued_domain = STOKER_NO_DOMAIN;
 	return tctx;
-}
-
-/* How long a task that ran for @sum_ns in all and slept @sleeps times runs before it sleeps, on average. */
-static __always_inline u64 usual_run_ns(u64 sum_ns, u64 sleeps)
-{
-	return sum_ns / (sleeps + 1);
 }

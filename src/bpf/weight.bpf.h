@@ -15,8 +15,6 @@
  * queued, and what runs, by looking at each CPU, and averages over a few ticks.
  */
 
-/* The longest turn of an ordinary task. */
-const volatile u64 slice_ns = 5ULL * NSEC_PER_MSEC;
 /* The shortest: of tasks that whole slices would let wait for longer than a round, and when a limit is near. */
 #define MIN_TURN_NS	(500ULL * NSEC_PER_USEC)
 #define ROUND_NS	(200ULL * NSEC_PER_MSEC)
@@ -67,7 +65,7 @@ static __always_inline u64 turn_of(const struct task_struct *p, u32 group)
 	u64 cost = cost_of(p, group), turn_ns;
 
 	if (cost * slice_ns <= ROUND_NS << COST_SHIFT)
-		return slice_ns;
+		return whole_turn(p);
 	turn_ns = (ROUND_NS << COST_SHIFT) / cost;
 	return turn_ns > MIN_TURN_NS ? turn_ns : MIN_TURN_NS;
 }
@@ -194,13 +192,16 @@ __noinline u32 tick_level(u32 level, u32 sets_cost)
 /* Looks at what runs and waits, and sets what CPU time costs. Returns when to do so again, in nanoseconds. */
 static u64 tick_shares(void)
 {
+	u64 now = scx_bpf_now();
 	u32 cpu, level, nr = 0;
 
 	bpf_for(cpu, 0, nr_cpus) {
 		struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 
-		if (cctx->user != CPU_OTHER)
-			group_of(cctx->group)->running += cctx->weight;
+		if (cctx->user == CPU_OTHER)
+			continue;
+		group_of(cctx->group)->running += cctx->weight;
+		look_at_run(cpu, cctx, now);
 	}
 	bpf_for(level, 0, MAX_LEVELS)
 		nr += tick_level(MAX_LEVELS - 1 - level, false);

@@ -5,8 +5,8 @@ use clap::Args;
 /// Options of the scheduler itself. The defaults are meant for every machine.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Longest turn of an ordinary task, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
+    /// Turn of an ordinary task, in microseconds: shorter where many wait, longer for one that sleeps soon anyway
+    #[arg(long, value_name = "US", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
     pub slice_us: u64,
 
     /// Turn of a feeder among feeders that share a home CPU, in microseconds

@@ -49,7 +49,7 @@ fn the_cap_is_what_the_user_set() {
 #[test]
 fn nothing_is_preempted_where_no_gpu_is_in_use() {
     /// Turns of an ordinary task, in ns: the default of `--slice-us`.
-    const SLICE_NS: f64 = 5e6;
+    const SLICE_NS: f64 = 3e6;
 
     let _lab = lab();
     with_shared(|stoker| {
