@@ -99,6 +99,23 @@ static __always_inline s32 displace(struct task_struct *p, struct task_ctx *tctx
 }
 
 /*
+ * The CPU from which to look for one for @p, a feeder that has no home it may go
+ * to: @prev_cpu, as long as that is in the LLC where it was when it was first
+ * seen to feed. Its memory is likely to be there, and nothing else would bring
+ * it back when all CPUs there were busy for a moment.
+ */
+static s32 near_cpu(const struct task_struct *p, struct task_ctx *tctx, s32 prev_cpu)
+{
+	s32 cpu = (s32)tctx->stays_by - 1;
+
+	if (cpu < 0 || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
+		tctx->stays_by = prev_cpu + 1;
+		return prev_cpu;
+	}
+	return llc_of(cpu) == llc_of(prev_cpu) ? prev_cpu : cpu;
+}
+
+/*
  * Decides where @p, a feeder that wakes, goes. It is inserted there unless it
  * is to queue, which is left to enqueue_feeder(): it looks once more, since a
  * CPU between two tasks seems to have none that gives way, and it can make a
@@ -120,8 +137,10 @@ static s32 place_feeder(struct task_struct *p, struct task_ctx *tctx, s32 prev_c
 	if (!goes_home && home)
 		count_spill(tctx, STOKER_SPILL_AFFINITY);
 	/* Without a home it does not go there; the verifier must be told. */
-	if (!goes_home || !home)
+	if (!goes_home || !home) {
 		home = p->cpus_ptr;
+		prev_cpu = near_cpu(p, tctx, prev_cpu);
+	}
 
 	cpu = pick_idle_cpu(p, prev_cpu, wake_flags, home);
 	if (cpu >= 0) {

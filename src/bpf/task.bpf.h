@@ -46,6 +46,9 @@ struct task_ctx {
 	u8	supplied_gpu;
 	u8	depth;			/* 1: wakes a feeder itself */
 
+	/* place */
+	u32	stays_by;		/* 1 + the CPU near which it stays as no home tells: see near_cpu(); 0: none yet */
+
 	/* queue */
 	u16	llc;			/* the LLC it was last on */
 	u16	group;			/* its cgroup's number: see group.bpf.h */
