@@ -8,10 +8,17 @@ const UNIT_INSTRUCTIONS: u64 = 10_000;
 /// Work units in a millisecond of an undisturbed CPU in the counted lab.
 pub const UNITS_PER_MS: u64 = 1_000_000 / UNIT_INSTRUCTIONS;
 
+/// Units of work between two hints to the processor that it waits. They are nothing to a real one. In the counted lab, where
+/// CPUs take turns, one that computes to the end of its turn leaves the next one none: see docs/lab.md.
+const UNITS_PER_PAUSE: u64 = 7;
+
 /// Does `units` units of work: arithmetic only, no memory and no system call.
 pub fn work(units: u64) {
-    for _ in 0..units {
+    for unit in 0..units {
         one_unit();
+        if unit % UNITS_PER_PAUSE == 0 {
+            std::hint::spin_loop();
+        }
     }
 }
 
