@@ -79,8 +79,13 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 
 void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 {
-	struct task_ctx *tctx = task_ctx_of(p);
+	struct task_ctx *tctx;
 
+	if (yields_here(p, enq_flags)) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
+		return;
+	}
+	tctx = task_ctx_of(p);
 	if (!tctx) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;

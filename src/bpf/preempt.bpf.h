@@ -12,13 +12,6 @@
 /* What a task runs before one that wakes may take its turn. */
 #define PREEMPT_AFTER_NS	(100ULL * NSEC_PER_USEC)
 
-/*
- * Of tasks that run about as long before they sleep, who came first is best done
- * first: all of them are done sooner. So only one that usually runs so many
- * times shorter takes a turn.
- */
-#define PREEMPT_RUN_RATIO 2
-
 /* True when @p usually runs much shorter than what has run on @cctx's CPU for @ran_ns. */
 static bool runs_shorter(const struct task_struct *p, const struct cpu_ctx *cctx, u64 ran_ns)
 {
@@ -27,7 +20,7 @@ static bool runs_shorter(const struct task_struct *p, const struct cpu_ctx *cctx
 	/* It is no longer what it was. */
 	if (other_ns < ran_ns)
 		other_ns = ran_ns;
-	return PREEMPT_RUN_RATIO * usual_run_ns(p->se.sum_exec_runtime, p->nvcsw) < other_ns;
+	return runs_below(p, other_ns / BRIEF_RATIO);
 }
 
 /* True when what runs on @cpu should give way to @p, which wakes with @vtime. */

@@ -161,13 +161,18 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
 }
 
 /*
- * True when @p, which can run on @cpu only, yields it, and nobody else wants it
- * but such as @p: those need no more than to take turns.
+ * True when @p, of which nothing is known and which can run on one CPU only,
+ * yields it, and nobody else wants it but such as @p: those need no more than to
+ * take turns.
  */
-static bool yields_here(const struct task_struct *p, const struct cpu_ctx *cctx, u32 llc)
+static __always_inline bool yields_here(const struct task_struct *p, u64 enq_flags)
 {
-	return turn_left(p, cctx) && bpf_get_current_task_btf() == p && !cctx->has_pinned && !feeders_waiting &&
-	       !llc_ctx_of(llc)->nr_waiting;
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
+
+	return !(enq_flags & SCX_ENQ_WAKEUP) && !is_marked(p) && turn_left(p, cctx) && is_pinned(p) &&
+	       bpf_get_current_task_btf() == p && !cctx->has_pinned && !feeders_waiting &&
+	       !llc_ctx_of(llc_of(cpu))->nr_waiting;
 }
 
 /* A task that usually runs no longer than that before it sleeps interrupts a turn, and does not end it. */
@@ -176,7 +181,7 @@ static bool yields_here(const struct task_struct *p, const struct cpu_ctx *cctx,
 /* @p takes the CPU of @cctx from its current task, which goes on after it if that takes but a moment. */
 static __always_inline void let_resume(struct cpu_ctx *cctx, const struct task_struct *p)
 {
-	cctx->resumes = !cctx->is_idle_class && usual_run_ns(p->se.sum_exec_runtime, p->nvcsw) < MOMENT_NS;
+	cctx->resumes = !cctx->is_idle_class && runs_below(p, MOMENT_NS);
 }
 
 /* What is left to @p of its turn on @cctx's CPU, 0 unless it lost that for a moment only. */
@@ -222,10 +227,6 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 		}
 		if (enq_flags & SCX_ENQ_WAKEUP && !time_after(vtime, now + FIRST_LEAD_NS)) {
 			set_vtime(p, vtime);
-			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
-			return;
-		}
-		if (yields_here(p, cctx, llc)) {
 			scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
 			return;
 		}
