@@ -140,6 +140,12 @@ static __always_inline u64 rq_now(s32 cpu)
 	return rq ? rq->clock : scx_bpf_now();
 }
 
+/* scx_bpf_task_cpu(), without the call: several callbacks of each switch ask. */
+static __always_inline s32 cpu_of(const struct task_struct *p)
+{
+	return p->thread_info.cpu;
+}
+
 /* The bounds checks below cannot fail; they are what lets the verifier follow. */
 static __always_inline struct cpu_ctx *cpu_ctx_of(s32 cpu)
 {

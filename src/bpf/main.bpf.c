@@ -189,7 +189,7 @@ static enum cpu_user run_known(struct task_struct *p, struct task_ctx *tctx, s32
 
 void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
+	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group = 0;
 	u64 now = rq_now(cpu), clock = llc_ctx_of(llc)->vtime_now;
@@ -238,7 +238,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 
 void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
+	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	struct task_ctx *feeder = cctx->user == CPU_FEEDER ? task_ctx_of(p) : NULL;
 
@@ -287,7 +287,7 @@ s32 BPF_STRUCT_OPS(stoker_init_task, struct task_struct *p, struct scx_init_task
 void BPF_STRUCT_OPS(stoker_enable, struct task_struct *p)
 {
 	struct task_ctx *tctx = task_ctx_of(p);
-	u32 llc = llc_of(scx_bpf_task_cpu(p));
+	u32 llc = llc_of(cpu_of(p));
 
 	if (tctx) {
 		tctx->llc = llc;

@@ -61,7 +61,7 @@ static bool claim(s32 cpu, u64 now)
  */
 static s32 pick_victim(struct task_struct *p, const struct cpumask *mask, enum cpu_user user, u64 now, u64 *soonest)
 {
-	s32 prev_cpu = scx_bpf_task_cpu(p), best = -EBUSY, i;
+	s32 prev_cpu = cpu_of(p), best = -EBUSY, i;
 	u64 best_at = 0;
 
 	if (bpf_cpumask_test_cpu(prev_cpu, mask) && bpf_cpumask_test_cpu(prev_cpu, p->cpus_ptr) &&
@@ -233,7 +233,7 @@ static void enqueue_feeder(struct task_struct *p, struct task_ctx *tctx, u64 enq
 {
 	struct stoker_gpu_stats *stats = &gpu_ctx_of(tctx->gpu)->stats;
 	const struct cpumask *home = home_of(tctx->domain);
-	s32 cpu = scx_bpf_task_cpu(p), victim;
+	s32 cpu = cpu_of(p), victim;
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u64 soonest = now + NSEC_PER_SEC;
 

@@ -167,7 +167,7 @@ static void enqueue_pinned(struct task_struct *p, s32 cpu, u64 vtime, u64 enq_fl
  */
 static __always_inline bool yields_here(const struct task_struct *p, u64 enq_flags)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
+	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 
 	return !(enq_flags & SCX_ENQ_WAKEUP) && !is_marked(p) && turn_left(p, cctx) && is_pinned(p) &&
@@ -193,7 +193,7 @@ static __always_inline u64 resumed_turn(const struct task_struct *p, const struc
 /* Queues @p by its vtime, whatever else it may be. */
 static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 enq_flags)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
+	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu);
 	u64 now = llc_ctx_of(llc)->vtime_now, place, left_ns, vtime;
