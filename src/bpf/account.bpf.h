@@ -139,11 +139,19 @@ static void settle_supplier(struct task_struct *p, u64 run_ns)
 	tctx->granted = false;
 }
 
-/* @p, the current task of @cctx's CPU, goes on for another @turn_ns. */
-static void extend_turn(struct task_struct *p, struct cpu_ctx *cctx, u64 turn_ns)
+/*
+ * @p, the current task of @cctx's CPU, has a turn of @turn_ns, or, unless it has
+ * it by a feeder's grant, as much of that as it can afford. It will pay what CPU
+ * time costs now: a turn that was cheap is not to turn out dear.
+ */
+static __always_inline void begin_turn(struct task_struct *p, struct cpu_ctx *cctx, u64 turn_ns)
 {
+	cctx->cost = cost_of(p, cctx->group);
+	if (cctx->user != CPU_FEEDER)
+		turn_ns = affordable_turn(turn_ns, cctx->cost);
 	cctx->turn_ns = turn_ns;
-	scx_bpf_task_set_slice(p, turn_ns);
+	if (p->scx.slice != turn_ns)
+		scx_bpf_task_set_slice(p, turn_ns);
 }
 
 /*
@@ -163,7 +171,7 @@ static __always_inline u64 turn_left(const struct task_struct *p, const struct c
 static void settle(struct task_struct *p, struct task_ctx *feeder, s32 cpu, struct cpu_ctx *cctx)
 {
 	u64 run_ns = p->se.sum_exec_runtime - cctx->run_sum_ns;
-	u64 vtime = p->scx.dsq_vtime + vtime_of(p, cctx->group, run_ns);
+	u64 vtime = p->scx.dsq_vtime + (run_ns * cctx->cost >> COST_SHIFT);
 	u32 limit = group_of(cctx->group)->limit;
 
 	cctx->run_sum_ns = p->se.sum_exec_runtime;

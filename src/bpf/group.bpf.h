@@ -19,7 +19,7 @@
 #define WEIGHT_IDLE	1
 
 struct group {
-	/* Read at every switch of a task of it: see vtime_of(). */
+	/* Read at every switch of a task of it: see cost_of(). */
 	u64	cost_each;
 	u64	cost_own;
 	u32	weight;
@@ -47,6 +47,8 @@ const volatile u32 nr_numbers = MAX_GROUPS;
 u64 active_groups[MAX_LEVELS][GROUP_WORDS];
 /* Numbers were never taken from here on. */
 u32 groups_end = 1;
+/* No group was ever at a level from here on. */
+u32 levels_end = 1;
 /* Groups that found no number free: user space says so, once. */
 u64 groups_lost;
 

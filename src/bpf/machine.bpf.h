@@ -39,7 +39,8 @@ struct cpu_ctx {
 	u64	run_vtime;		/* the current task's vtime when it got the CPU */
 	u64	run_sleeps;		/* how often it had slept by then */
 	u64	ran_ns;			/* what it ran in its turn, as last settled; 0: not yet */
-	u64	turn_ns;		/* the turn that it got then, or with which it went on */
+	u64	turn_ns;		/* the turn that it got then, or with which it went on ... */
+	u64	cost;			/* ... and what a nanosecond of it costs in vtime: see cost_of() */
 	u32	user;			/* enum cpu_user */
 	u32	weight;			/* the current task's own */
 	u16	group;			/* ... and its group */

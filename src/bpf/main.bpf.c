@@ -129,7 +129,7 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 	if (!has_bandwidth(tctx->domain, tctx->gpu, now))
 		return false;
 	tctx->granted = true;
-	extend_turn(prev, cctx, feeder_slice_ns);
+	begin_turn(prev, cctx, feeder_slice_ns);
 	return true;
 }
 
@@ -142,7 +142,7 @@ static void goes_on(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 		return;
 	if (time_before(llc_ctx_of(llc)->vtime_now, prev->scx.dsq_vtime))
 		advance_clock(prev, llc, false);
-	extend_turn(prev, cctx, turn_of(prev, cctx->group));
+	begin_turn(prev, cctx, whole_turn(prev));
 }
 
 void BPF_STRUCT_OPS(stoker_dispatch, s32 cpu, struct task_struct *prev)
@@ -226,7 +226,7 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 		activate(group);
 	if (group_of(group)->limit)
 		limit_turn(p, group_of(group)->limit, user == CPU_FEEDER);
-	cctx->turn_ns = p->scx.slice;
+	begin_turn(p, cctx, p->scx.slice);
 	cctx->ran_ns = 0;
 	if (time_before(clock, p->scx.dsq_vtime))
 		advance_clock(p, llc, waited);

@@ -238,7 +238,7 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 	note_queued(p, tctx, llc, true);
 	place = enq_flags & SCX_ENQ_WAKEUP ? served_at(p, llc, vtime) : vtime;
 	tctx->owes_ns = vtime - place;
-	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), turn_of(p, tctx->group), place, enq_flags);
+	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), whole_turn(p), place, enq_flags);
 	/* It lost its CPU, or was never asked for one: another may be idle. */
 	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {
 		cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
@@ -306,15 +306,15 @@ static bool dispatch_feeder(u64 domains)
 }
 
 /*
- * Takes the first of the tasks that wait for @cpu alone: if @unless_early, only
- * when the LLC's clock has reached it, so that it takes turns with the tasks of
- * the LLC's queue.
+ * Takes the first of the tasks that wait for @cpu alone, of which there are some:
+ * if @unless_early, only when the LLC's clock has reached it, so that it takes
+ * turns with the tasks of the LLC's queue.
  */
 static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool unless_early)
 {
 	struct task_struct *p;
 
-	if (!cctx->has_pinned || (unless_early && time_after(cctx->pinned_vtime, vtime_now)))
+	if (unless_early && time_after(cctx->pinned_vtime, vtime_now))
 		return false;
 	cctx->has_pinned = false;
 	if (!pull(cpu_queue(cpu)))
@@ -411,7 +411,7 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 		return false;
 	if (!llc_ctx_of(llc_of(cpu))->nr_waiting || !is_before_all(vtime, llc_queue(llc_of(cpu))))
 		return false;
-	extend_turn(prev, cctx, turn_of(prev, cctx->group));
+	begin_turn(prev, cctx, whole_turn(prev));
 	return true;
 }
 
@@ -425,13 +425,14 @@ static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx, struct task_struct 
 		return true;
 	if (nr_ready_groups && dispatch_limited())
 		return true;
-	if (dispatch_pinned(cpu, cctx, vtime_now, true))
+	/* Mostly there are none, and a call costs more than to look. */
+	if (cctx->has_pinned && dispatch_pinned(cpu, cctx, vtime_now, true))
 		return true;
 	if (nr_llcs > 1 && ++cctx->dispatches % BALANCE_TURNS == 0 && dispatch_balance(llc))
 		return true;
 	if (llc_ctx_of(llc)->nr_waiting && pull(llc_queue(llc)))
 		return true;
-	if (dispatch_pinned(cpu, cctx, vtime_now, false))
+	if (cctx->has_pinned && dispatch_pinned(cpu, cctx, vtime_now, false))
 		return true;
 	return nr_llcs > 1 && dispatch_steal(llc);
 }

@@ -15,7 +15,7 @@
  * queued, and what runs, by looking at each CPU, and averages over a few ticks.
  */
 
-/* The shortest: of tasks that whole slices would let wait for longer than a round, and when a limit is near. */
+/* The shortest: of tasks that whole turns would let wait for longer than a round, and when a limit is near. */
 #define MIN_TURN_NS	(500ULL * NSEC_PER_USEC)
 #define ROUND_NS	(200ULL * NSEC_PER_MSEC)
 /* CPUs that tasks are scheduled on. */
@@ -53,19 +53,11 @@ static __always_inline u64 cost_of(const struct task_struct *p, u32 group)
 	return cost < g->cost_own ? g->cost_own : cost;
 }
 
-/* The vtime that @p, of @group, pays for @run_ns of CPU time. */
-static __always_inline u64 vtime_of(const struct task_struct *p, u32 group, u64 run_ns)
+/* A turn of @turn_ns, made shorter if paying for it, at @cost each nanosecond, would take longer than a round. */
+static __always_inline u64 affordable_turn(u64 turn_ns, u64 cost)
 {
-	return run_ns * cost_of(p, group) >> COST_SHIFT;
-}
-
-/* The turn of @p, of @group. */
-static __always_inline u64 turn_of(const struct task_struct *p, u32 group)
-{
-	u64 cost = cost_of(p, group), turn_ns;
-
-	if (cost * slice_ns <= ROUND_NS << COST_SHIFT)
-		return whole_turn(p);
+	if (cost * turn_ns <= ROUND_NS << COST_SHIFT)
+		return turn_ns;
 	turn_ns = (ROUND_NS << COST_SHIFT) / cost;
 	return turn_ns > MIN_TURN_NS ? turn_ns : MIN_TURN_NS;
 }
@@ -97,6 +89,8 @@ static u32 make_group(struct cgroup *cgrp, u32 weight)
 	}
 	g->parent = parent;
 	g->level = level;
+	if (level >= levels_end)
+		levels_end = level + 1;
 	g->limit = group_of(parent)->limit;
 	g->load_avg = g->presence = g->kids = g->kids_now = 0;
 	g->has_kids = false;
@@ -203,9 +197,9 @@ static u64 tick_shares(void)
 		group_of(cctx->group)->running += cctx->weight;
 		look_at_run(cpu, cctx, now);
 	}
-	bpf_for(level, 0, MAX_LEVELS)
-		nr += tick_level(MAX_LEVELS - 1 - level, false);
-	bpf_for(level, 0, MAX_LEVELS)
+	bpf_for(level, 0, levels_end)
+		nr += tick_level(levels_end - 1 - level, false);
+	bpf_for(level, 0, levels_end)
 		tick_level(level, true);
 	return !nr ? TICK_IDLE_NS : nr * TICK_GROUP_NS > TICK_NS ? nr * TICK_GROUP_NS : TICK_NS;
 }
