@@ -17,7 +17,7 @@
 
 /* The shortest: of tasks that whole turns would let wait for longer than a round, and when a limit is near. */
 #define MIN_TURN_NS	(500ULL * NSEC_PER_USEC)
-#define ROUND_NS	(200ULL * NSEC_PER_MSEC)
+#define ROUND_NS	(100ULL * NSEC_PER_MSEC)
 /* CPUs that tasks are scheduled on. */
 const volatile u32 nr_online = 1;
 
@@ -31,7 +31,7 @@ const volatile u32 nr_online = 1;
 #define LOAD_ONE	16
 #define PRESENCE_ONE	1024
 /* Averages move by one part in so many at a tick. */
-#define AVERAGE_OVER	4
+#define AVERAGE_OVER	8
 
 struct tick_timer {
 	struct bpf_timer timer;
