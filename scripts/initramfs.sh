@@ -12,10 +12,10 @@ add_with_libraries() {
     done < <(ldd "$file" 2>/dev/null | grep -oE '/[^ ]+')
 }
 
-# Never returns: exits with the command's status. Uses $image, $cpus, $nodes, $memory, $counted, $out, $systemd and $timeout.
+# Never returns: exits with the command's status. Uses $image, $cpus, $nodes, $memory, $counted, $plugin, $out, $systemd and $timeout.
 boot_from_initramfs() {
     local dir word file line status
-    [[ ! $systemd && ! $out ]] || die "kernel $release has no modules: it boots from an initramfs, without --systemd and --out"
+    [[ ! $systemd && ! $out && ! $plugin ]] || die "kernel $release has no modules: it boots from an initramfs, without --systemd, --plugin and --out"
     ((gpus == 0)) || say "kernel $release has no modules: no GPUs in this guest"
     dir=$(mktemp -d)
     # shellcheck disable=SC2064
