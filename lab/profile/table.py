@@ -15,15 +15,7 @@ def main():
     runs = [read_counts(f"{folder}/out.{run}") for run in (1, 3)]
     columns = []
     for run in runs:
-        scale = 1.0
-        if per:
-            entry = next((start for start, name in symbols if name == per), None)
-            if entry is None:
-                sys.exit(f"the guest's kernel has no function {per} (--per)")
-            calls = sum(executions for start, _, executions in run if start == entry)
-            if not calls:
-                sys.exit(f"{per} was not called (--per)")
-            scale = 1.0 / calls
+        scale = 1 / calls_of(per, symbols, run) if per else 1.0
         column = collections.Counter()
         for start, instructions, executions in run:
             index = bisect.bisect_right(starts, start) - 1
@@ -35,6 +27,17 @@ def main():
     names = set().union(*columns)
     for name in sorted(names, key=lambda name: -max(column[name] for column in columns))[:top]:
         line(name, *(column[name] for column in columns))
+
+
+def calls_of(name, symbols, run):
+    """How often the function called name was entered; never 0."""
+    entry = next((start for start, symbol in symbols if symbol == name), None)
+    if entry is None:
+        sys.exit(f"the guest's kernel has no function {name} (--per)")
+    calls = sum(executions for start, _, executions in run if start == entry)
+    if not calls:
+        sys.exit(f"{name} was not called (--per)")
+    return calls
 
 
 def read_symbols(path):
