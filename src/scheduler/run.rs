@@ -166,15 +166,16 @@ fn tend(
                 );
             }
         }
-        // Woken by Ctrl-C within this time, and by requests for the counters at once.
-        let wait = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
-        match server.requests().recv_timeout(wait) {
-            Ok(Request::Counters) => server.answer_counters(Counters::read(scheduler, machine))?,
-            Ok(Request::Threads) => {
-                server.answer_threads(scheduler.threads()?.iter().map(Thread::from).collect())?;
+        // Ctrl-C and requests for the counters wait that long at most. To wait for the channel would be to spin and
+        // yield for a while each time, which takes turns from others where there is work to do.
+        std::thread::sleep(next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100)));
+        for request in server.requests().try_iter() {
+            match request {
+                Request::Counters => server.answer_counters(Counters::read(scheduler, machine))?,
+                Request::Threads => {
+                    server.answer_threads(scheduler.threads()?.iter().map(Thread::from).collect())?;
+                }
             }
-            Err(error) if error.is_timeout() => {}
-            Err(_) => std::thread::sleep(wait),
         }
     }
 }
