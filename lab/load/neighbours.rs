@@ -1,4 +1,4 @@
-//! The tasks beside the feeders: hogs and bursty ones compete with them, loaders supply them.
+//! The tasks beside the feeders: hogs, bursty ones and forkers compete with them, loaders supply them.
 
 use std::io::{PipeWriter, Write};
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 
 use crate::shared::{Control, Slot, Window};
-use crate::sys::{now_ns, sleep_until};
+use crate::sys::{in_child, now_ns, sleep_until};
 use crate::work::{Sequence, UNITS_PER_MS, work};
 
 /// Units between two looks at the clock: 0.1 ms of work.
@@ -41,6 +41,19 @@ pub fn bursty(control: &Control, slot: &Slot, index: usize) {
         }
         sleep_until(now + sequence.between(500_000, 2_000_000));
     }
+}
+
+/// Has a child compute for 2 ms of work, again and again.
+pub fn forker(control: &Control, slot: &Slot) -> Result<()> {
+    const UNITS: u64 = 2 * UNITS_PER_MS;
+    let window = control.ready_and_wait();
+    while now_ns() < window.end_ns {
+        in_child(|| {
+            work(UNITS);
+            note_run(slot, UNITS, now_ns(), window);
+        })?;
+    }
+    Ok(())
 }
 
 /// Counts a run of `units` units of work that ended at `now`, if that counts.

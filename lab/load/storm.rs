@@ -12,7 +12,7 @@ use crate::cgroup::{self, Groups};
 use crate::feed::{active_scheduler, wait_ready};
 use crate::report;
 use crate::shared::{Control, Shared, Slot};
-use crate::sys::{self, Children, MS, check, fork_child, now_ns};
+use crate::sys::{self, Children, MS, fork_child, now_ns};
 use crate::work::{Sequence, work};
 
 /// What to raise.
@@ -123,7 +123,7 @@ fn run(args: &StormArgs, storm: Storm) -> Result<StormReport> {
         children.add(fork_child("storm", || match storm {
             Storm::Tasks => crowd(control, slot, threads),
             Storm::Groups => mover(control, slot, index, places),
-            Storm::Fork => until_end(control, slot, fork_once),
+            Storm::Fork => until_end(control, slot, || Ok(sys::in_child(|| ())?)),
             Storm::Yield => until_end(control, slot, || {
                 std::thread::yield_now();
                 Ok(())
@@ -232,18 +232,6 @@ fn mover(control: &Control, slot: &Slot, index: usize, places: &[PathBuf]) -> Re
         work(1);
     }
     cgroup::join(Path::new(cgroup::ROOT))
-}
-
-fn fork_once() -> Result<()> {
-    // SAFETY: this process has one thread; the child does nothing but exit.
-    let pid = check(unsafe { libc::fork() })?;
-    if pid == 0 {
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(0) };
-    }
-    // SAFETY: a null status is allowed.
-    check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) })?;
-    Ok(())
 }
 
 /// Ties itself to one CPU after another.

@@ -157,6 +157,20 @@ pub fn fork_child(name: &str, body: impl FnOnce() -> anyhow::Result<()>) -> io::
     unsafe { libc::_exit(status) }
 }
 
+/// Does `work` in a child that ends then, and waits for it.
+pub fn in_child(work: impl FnOnce()) -> io::Result<()> {
+    // SAFETY: the caller is single-threaded, so no lock can be held by a thread that the child lacks.
+    let pid = check(unsafe { libc::fork() })?;
+    if pid == 0 {
+        work();
+        // SAFETY: ends the process without running the parent's exit handlers.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: a null status is allowed.
+    check(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) })?;
+    Ok(())
+}
+
 /// Children that were forked here; those still alive are killed when this is dropped.
 #[derive(Default)]
 pub struct Children(Vec<libc::pid_t>);

@@ -225,6 +225,7 @@ fn run_task(group: &Path, tasks: &Tasks, index: usize, shared: Shared, slot: &Sl
     match tasks.kind {
         TaskKind::Hog => neighbours::hog(shared.control, slot),
         TaskKind::Bursty => neighbours::bursty(shared.control, slot, index),
+        TaskKind::Forker => neighbours::forker(shared.control, slot)?,
     }
     Ok(())
 }

@@ -164,6 +164,35 @@ static __always_inline u64 turn_left(const struct task_struct *p, const struct c
 	return !p->scx.slice && cctx->ran_ns < cctx->turn_ns ? cctx->turn_ns - cctx->ran_ns : 0;
 }
 
+/* Nobody begins with more to pay for: a long turn's worth. */
+#define MOST_UNPAID_NS	(20ULL * NSEC_PER_MSEC)
+
+/*
+ * @p has run for the last time, on @cctx's CPU, of @llc. What it has not paid
+ * for would be nobody's: tasks that do their work in children which soon end
+ * would have it for nothing. So tasks that begin owe what those of their group
+ * leave, on average. What all leave is then what all pay.
+ */
+static void leave_unpaid(const struct task_struct *p, const struct cpu_ctx *cctx, u32 llc)
+{
+	struct group *g = group_of(cctx->group);
+	u64 now = llc_ctx_of(llc)->vtime_now, unpaid_ns = 0;
+
+	if (time_after(p->scx.dsq_vtime, now))
+		unpaid_ns = ((p->scx.dsq_vtime - now) << COST_SHIFT) / cctx->cost;
+	if (unpaid_ns > MOST_UNPAID_NS)
+		unpaid_ns = MOST_UNPAID_NS;
+	unpaid_ns = approach(g->unpaid_ns, unpaid_ns);
+	if (g->unpaid_ns != unpaid_ns)
+		g->unpaid_ns = unpaid_ns;
+}
+
+/* The vtime of @p, of @group, which begins in @llc. */
+static u64 first_vtime(const struct task_struct *p, u32 group, u32 llc)
+{
+	return llc_ctx_of(llc)->vtime_now + (group_of(group)->unpaid_ns * cost_of(p, group) >> COST_SHIFT);
+}
+
 /*
  * Takes account of what @p ran on @cpu since the last time: its vtime, for a
  * feeder its domain's budget and its GPU's counters, for a supplier the budget.

@@ -29,16 +29,21 @@ struct group {
 	u8	is_idle;		/* cpu.idle */
 	u8	is_used;		/* the number is taken */
 	u8	is_active;		/* it is among active_groups */
+	u8	is_throttled;		/* none of its ordinary tasks may run: as the tick saw it, like what follows */
+	u8	below;			/* BELOW_*: what is so of groups below, being gathered */
 
-	/* The tick's own: see weight.bpf.h. */
+	/* The tick's own: see tick.bpf.h. */
 	u32	running;		/* weights of its tasks that run now */
 	u32	load_avg;		/* weights of its tasks that run or wait, in 1 / LOAD_ONE, of late */
 	u32	presence;		/* how much of the time it has some, itself or below, of PRESENCE_ONE */
-	u32	has_kids;		/* so has a group below, now */
 	u32	kids_now;		/* weights of the groups below by their presence, being added up */
 	u32	kids;			/* the sum */
+	u32	unpaid_ns;		/* CPU time that its tasks leave unpaid when they end, of late: see leave_unpaid() */
 	u64	share_inv;		/* 1 / (its share of the machine), in 1 / COST_ONE */
 } __attribute__((aligned(CACHE_LINE)));
+
+#define BELOW_HAS_TASKS		1
+#define BELOW_IS_THROTTLED	2
 
 struct group groups[MAX_GROUPS];
 /* As many. A variable to the compiler, which would else leave bounds checks out that the verifier wants. */

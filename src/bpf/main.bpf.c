@@ -19,6 +19,7 @@ UEI_DEFINE(uei);
 #define CLOCK_MONOTONIC	1
 #define SCHED_BATCH	3
 #define SCHED_IDLE	5
+#define TASK_DEAD	0x80
 #define S_IFMT		0170000
 #define S_IFCHR		0020000
 
@@ -29,6 +30,7 @@ UEI_DEFINE(uei);
 #include "usual.bpf.h"
 #include "weight.bpf.h"
 #include "limit.bpf.h"
+#include "tick.bpf.h"
 #include "fit.bpf.h"
 #include "detect.bpf.h"
 #include "launch.bpf.h"
@@ -245,6 +247,8 @@ void BPF_STRUCT_OPS(stoker_stopping, struct task_struct *p, bool runnable)
 	settle(p, feeder, cpu, cctx);
 	if (feeder)
 		account_stopping(feeder, runnable, scx_bpf_now());
+	if (p->__state & TASK_DEAD)
+		leave_unpaid(p, cctx, llc_of(cpu));
 	cctx->user = CPU_OTHER;
 }
 
@@ -293,7 +297,7 @@ void BPF_STRUCT_OPS(stoker_enable, struct task_struct *p)
 		tctx->llc = llc;
 		tctx->owes_ns = 0;
 	}
-	set_vtime(p, llc_ctx_of(llc)->vtime_now);
+	set_vtime(p, first_vtime(p, tctx ? tctx->group : 0, llc));
 }
 
 /* Also how a thread leaves that dies while it waits, or changes to another scheduling class. */
@@ -382,27 +386,6 @@ void BPF_STRUCT_OPS(stoker_cgroup_set_bandwidth, struct cgroup *cgrp, u64 period
 
 	if (number)
 		set_limit_us(number, period_us, quota_us, burst_us);
-}
-
-static int on_tick(void *map, int *key, struct bpf_timer *timer)
-{
-	u64 next_ns = tick_shares();
-
-	tick_limits(scx_bpf_now());
-	bpf_timer_start(timer, next_ns, 0);
-	return 0;
-}
-
-static int start_ticking(void)
-{
-	u32 key = 0;
-	struct tick_timer *tick = bpf_map_lookup_elem(&tick_timers, &key);
-
-	if (!tick)
-		return -ENOENT;
-	bpf_timer_init(&tick->timer, &tick_timers, CLOCK_MONOTONIC);
-	bpf_timer_set_callback(&tick->timer, on_tick);
-	return bpf_timer_start(&tick->timer, TICK_NS, 0);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(stoker_init)

@@ -58,6 +58,8 @@ pub enum TaskKind {
     Hog,
     /// Computes and sleeps.
     Bursty,
+    /// Has short-lived children compute.
+    Forker,
 }
 
 /// A tree to measure.
@@ -70,6 +72,8 @@ pub enum Tree {
     Deep,
     /// Groups of weight 100 and 300 whose tasks compute for a moment and sleep, and together want far more than there is
     Sleepers,
+    /// A group of weight 100 whose tasks do all their work in children of 2 ms, and one of weight 300 with hogs
+    Forkers,
     /// Hogs of different nice values in one group, and a group beside it
     Nice,
     /// A group that is restricted to CPUs 0 and 1, and one that is free
@@ -96,6 +100,7 @@ impl Tree {
             ]),
             Self::Deep => deep(),
             Self::Sleepers => root([leaf("a100", 100, bursty(16)), leaf("b300", 300, bursty(16))]),
+            Self::Forkers => root([leaf("a100", 100, forkers(8)), leaf("b300", 300, hogs(8))]),
             Self::Nice => {
                 let with_nice = |nice| Tasks { nice, ..hogs(2) };
                 let mixed = Group { tasks: [0, 5, -5].map(with_nice).to_vec(), ..group("mixed", 100) };
@@ -183,6 +188,11 @@ fn bursty(count: usize) -> Tasks {
     Tasks { kind: TaskKind::Bursty, ..hogs(count) }
 }
 
+/// Tasks that have children compute for a moment.
+fn forkers(count: usize) -> Tasks {
+    Tasks { kind: TaskKind::Forker, ..hogs(count) }
+}
+
 impl Tasks {
     /// What they weigh together. One nice level is a quarter more, as in the kernel's table.
     fn weight(&self) -> f64 {
@@ -196,7 +206,7 @@ impl Tasks {
     /// The most CPUs that they can use.
     fn demand(&self) -> f64 {
         let one = match self.kind {
-            TaskKind::Hog => 1.0,
+            TaskKind::Hog | TaskKind::Forker => 1.0,
             TaskKind::Bursty => BURSTY_CPUS,
         };
         one * self.count as f64
@@ -213,6 +223,7 @@ impl std::fmt::Display for Tasks {
         let kind = match self.kind {
             TaskKind::Hog => "hogs",
             TaskKind::Bursty => "bursty",
+            TaskKind::Forker => "forkers",
         };
         write!(formatter, "{} {kind}", self.count)?;
         match self.policy {
@@ -349,6 +360,11 @@ mod tests {
         tree.groups[0].weight = GroupWeight::Weight(900);
         let dues: Vec<f64> = tree.dues(4.0).iter().map(|due| due.cpus).collect();
         assert_eq!(dues, [2.0, 2.0]);
+    }
+
+    #[test]
+    fn what_children_use_is_due_to_their_group() {
+        assert_dues(Tree::Forkers, &[1.0, 3.0]);
     }
 
     #[test]
