@@ -273,6 +273,24 @@ static void set_limit_us(u32 number, u64 period_us, u64 quota_us, u64 burst_us)
 	set_limit(number, quota_ns, period_us * NSEC_PER_USEC, burst_us * NSEC_PER_USEC);
 }
 
+/* How often cpu.max, cpu.max.burst or cpu.idle of a group was written: user space reads them then. */
+u64 limit_writes;
+
+/*
+ * A file of a cgroup was written. Where the kernel tells of limits by callback
+ * this is not attached.
+ */
+SEC("fexit/cgroup_file_write")
+int BPF_PROG(stoker_cgroup_written, struct kernfs_open_file *of)
+{
+	const struct cftype *file = bpf_core_cast(of->kn->priv, struct cftype);
+
+	if (file->ss && file->ss->id == bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id) &&
+	    (file->name[0] == 'm' || file->name[0] == 'i'))
+		__sync_fetch_and_add(&limit_writes, 1);
+	return 0;
+}
+
 /* User space tells of cpu.max and cpu.idle where the kernel does not. */
 SEC("syscall")
 int set_group(struct stoker_group_report *report)

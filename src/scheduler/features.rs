@@ -92,7 +92,7 @@ impl Feature {
             Self::PollWait | Self::Interrupts => "such threads are found by what else they do only",
             Self::Kick => "a feeder that loses its CPU waits up to an ordinary task's turn for another",
             Self::SetIdle | Self::SetBandwidth => {
-                "it is read from the cgroups' files, and a change takes effect seconds later"
+                "it is read from the cgroups' files as soon as one of them has been written"
             }
             Self::CpuRelease | Self::CpuAcquire => "tasks that were queued on such a CPU alone wait for it",
         }
@@ -105,8 +105,8 @@ impl Feature {
                 "boot a kernel built with CONFIG_SECURITY=y and tracing (CONFIG_FTRACE=y), as distributions' are"
             }
             Self::Kick => "boot a kernel whose BTF was made by pahole 1.26 or newer",
-            Self::SetIdle => "boot Linux 6.19 or newer, if seconds matter",
-            Self::SetBandwidth => "boot Linux 6.17 or newer, if seconds matter",
+            Self::SetIdle => "none is needed; Linux 6.19 has it",
+            Self::SetBandwidth => "none is needed; Linux 6.17 has it",
             Self::CpuRelease | Self::CpuAcquire => "nothing: newer kernels have no such callback any more",
         }
     }
@@ -127,18 +127,18 @@ impl Kernel {
         Ok(Self { btf, malformed: compat::malformed_scx_kfuncs() })
     }
 
+    /// Whether the kernel has a function of that name which programs can be attached to.
+    pub fn has_function(&self, name: &str) -> bool {
+        self.btf.type_by_name::<Func>(name).is_some()
+    }
+
     /// Whether the kernel has it.
     pub fn has(&self, feature: Feature) -> bool {
         let symbol = feature.symbol();
         match feature {
-            Feature::FileOpen | Feature::FileIoctl | Feature::MmapFile | Feature::PollWait => {
-                self.btf.type_by_name::<Func>(symbol).is_some()
-            }
+            Feature::FileOpen | Feature::FileIoctl | Feature::MmapFile | Feature::PollWait => self.has_function(symbol),
             Feature::Interrupts => self.btf.type_by_name::<Typedef>(&format!("btf_trace_{symbol}")).is_some(),
-            Feature::Kick => {
-                self.btf.type_by_name::<Func>(symbol).is_some()
-                    && !self.malformed.iter().any(|function| function == symbol)
-            }
+            Feature::Kick => self.has_function(symbol) && !self.malformed.iter().any(|function| function == symbol),
             Feature::CpuRelease | Feature::CpuAcquire | Feature::SetIdle | Feature::SetBandwidth => {
                 compat::struct_has_field("sched_ext_ops", symbol).unwrap_or(false)
             }

@@ -137,6 +137,11 @@ impl<'a> Scheduler<'a> {
         !self.missing.limits
     }
 
+    /// How often cpu.max or cpu.idle of a group was written, where the kernel does not tell of that.
+    pub fn limit_writes(&self) -> u64 {
+        self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.limit_writes)
+    }
+
     /// cgroups that found no number free: each counts as its parent.
     pub fn groups_lost(&self) -> u64 {
         self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.groups_lost)
@@ -387,6 +392,7 @@ fn leave_out_missing(skel: &mut OpenBpfSkel) -> Result<Missing> {
             feature.way_out()
         );
     }
+    skel.progs.stoker_cgroup_written.set_autoload(missing.limits && kernel.has_function("cgroup_file_write"));
     Ok(missing)
 }
 

@@ -19,8 +19,8 @@ use crate::workload::{Change, GpuWatch, Launches, NvmlProcesses, Rule, Workload}
 
 /// How often user space looks after threads and counters.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Intervals between two readings of cpu.max and cpu.idle, where the kernel does not tell of them.
-const LIMITS_EVERY: u32 = 5;
+/// Time between two readings of cpu.max and cpu.idle that nobody was seen to write, where the kernel does not tell of them.
+const LIMITS_EVERY: Duration = Duration::from_secs(5);
 
 enum Ended {
     /// The caller asked for it.
@@ -110,7 +110,7 @@ fn tend(
     let mut next = Instant::now();
     let mut lost = 0;
     let mut told_of_groups = false;
-    let mut turns = 0u32;
+    let mut limits_read: Option<(u64, Instant)> = None;
     loop {
         if scheduler.has_exited() {
             return Ok(Ended::ByKernel);
@@ -147,10 +147,6 @@ fn tend(
                 last = counters;
             }
             scheduler.expire_evidence()?;
-            if !scheduler.hears_of_limits() && turns.is_multiple_of(LIMITS_EVERY) {
-                cgroup::limits(Path::new(cgroup::ROOT)).iter().try_for_each(|limit| scheduler.set_group(limit))?;
-            }
-            turns = turns.wrapping_add(1);
             if !told_of_groups && scheduler.groups_lost() > 0 {
                 told_of_groups = true;
                 log::warn!(
@@ -165,6 +161,13 @@ fn tend(
                      seconds to know of them"
                 );
             }
+        }
+        let writes = scheduler.limit_writes();
+        if !scheduler.hears_of_limits()
+            && limits_read.is_none_or(|(seen, at)| seen != writes || at.elapsed() >= LIMITS_EVERY)
+        {
+            limits_read = Some((writes, Instant::now()));
+            cgroup::limits(Path::new(cgroup::ROOT)).iter().try_for_each(|limit| scheduler.set_group(limit))?;
         }
         // Ctrl-C and requests for the counters wait that long at most. To wait for the channel would be to spin and
         // yield for a while each time, which takes turns from others where there is work to do.

@@ -4,6 +4,7 @@ use crate::guest::{lab, state};
 use crate::home::HOMES;
 use crate::load;
 use crate::stoker::Stoker;
+use crate::weights::{assert_limits_hold, measured};
 
 #[test]
 fn it_loads_keeps_feeders_at_home_and_unloads() {
@@ -15,4 +16,13 @@ fn it_loads_keeps_feeders_at_home_and_unloads() {
     stoker.stop();
     assert_eq!(state(), "disabled");
     assert_eq!(load::feed("--hogs 4 --warmup-s 0.1 --seconds 0.5").scheduler, "kernel");
+}
+
+#[test]
+fn limits_that_groups_get_while_it_runs_hold_within_a_second() {
+    let _lab = lab();
+    let stoker = Stoker::start(&[]);
+    let trees = measured("max,idle", "1.5");
+    stoker.stop();
+    assert_limits_hold(&trees[0], &trees[1]);
 }

@@ -39,7 +39,7 @@ fn limits_of_groups_are_seen_to_be_kept_and_no_group_is_left_behind() {
 }
 
 /// What `lab_load weights` found of `trees`.
-fn measured(trees: &str, seconds: &str) -> Value {
+pub fn measured(trees: &str, seconds: &str) -> Value {
     let mut weights = Command::new(binary());
     weights.args(["weights", "--json", "--trees", trees, "--seconds", seconds]);
     let output = weights.output().unwrap();
@@ -52,6 +52,15 @@ fn worst_error(tree: &Value) -> f64 {
     let rows = tree["rows"].as_array().unwrap();
     let errors = rows.iter().map(|row| (row["share"].as_f64().unwrap() / row["due"].as_f64().unwrap() - 1.0).abs());
     errors.fold(0.0, f64::max)
+}
+
+/// What the trees with `cpu.max` and with `cpu.idle` got.
+pub fn assert_limits_hold(max: &Value, idle: &Value) {
+    assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
+    for limit in max["limits"].as_array().unwrap() {
+        let (used, limit_cpus) = (limit["used_cpus"].as_f64().unwrap(), limit["limit_cpus"].as_f64().unwrap());
+        assert!(used > 0.8 * limit_cpus && used < 1.05 * limit_cpus, "{limit}");
+    }
 }
 
 #[test]
@@ -74,11 +83,7 @@ fn a_group_gets_its_share_however_many_tasks_and_groups_it_holds_and_limits_hold
             deep["rows"].as_array().unwrap().iter().all(|row| row["max_gap_ms"].as_f64().unwrap() < 2000.0),
             "{deep}"
         );
-        assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
-        for limit in max["limits"].as_array().unwrap() {
-            let (used, limit_cpus) = (limit["used_cpus"].as_f64().unwrap(), limit["limit_cpus"].as_f64().unwrap());
-            assert!(used > 0.8 * limit_cpus && used < 1.05 * limit_cpus, "{limit}");
-        }
+        assert_limits_hold(max, idle);
         let seen = counters.interval();
         assert!(seen.throttled_periods > 0 && seen.throttled_periods <= seen.limited_periods, "{seen:?}");
     });
