@@ -2,6 +2,7 @@
 
 mod tree;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -64,7 +65,7 @@ pub struct TreeReport {
     pub mean_error: f64,
     /// Most that a group went beyond its `cpu.max`, as a fraction of it; none without limits.
     pub worst_excess: Option<f64>,
-    /// Share of all work that idle tasks and groups did; none without them.
+    /// Share of the CPU time that idle tasks and groups had; none without them.
     pub idle_share: Option<f64>,
     /// Longest time that a hog went without progress; the idle ones and those in groups with a limit left out.
     pub max_gap_ms: f64,
@@ -85,7 +86,8 @@ pub struct Row {
     pub tasks: String,
     /// Work they did, in units.
     pub units: u64,
-    /// Their share of all work in the tree.
+    /// Their share of the CPU time that the tree had: their group's, as `cpu.stat` says, by their part of the work done
+    /// in it. Work alone would not do: those who sleep or fork now and then spend time on that.
     pub share: f64,
     /// The share that they are due.
     pub due: f64,
@@ -270,13 +272,22 @@ fn judge(
     let members = tree.members();
     let dues = tree.dues(cpus);
     let all_due: f64 = dues.iter().map(|due| due.cpus).sum();
-    let all_units: u64 = slots.iter().map(|slot| slot.units.load(Relaxed)).sum();
+    let units_of = |slots: &[Slot]| slots.iter().map(|slot| slot.units.load(Relaxed)).sum::<u64>();
+    let mut units_in: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut rest = slots;
+    for (group, tasks) in &members {
+        let (own, others) = rest.split_at(tasks.count);
+        rest = others;
+        *units_in.entry(group).or_default() += units_of(own);
+    }
+    let all_cpus: f64 = units_in.keys().map(|group| used_cpus(group)).sum();
     let mut slots = slots;
-    let row = |((_, tasks), due): (&(String, Tasks), &Due)| {
+    let row = |((group, tasks), due): (&(String, Tasks), &Due)| {
         let (own, rest) = slots.split_at(tasks.count);
         slots = rest;
-        let units = own.iter().map(|slot| slot.units.load(Relaxed)).sum();
-        let (share, due_share) = (units as f64 / all_units.max(1) as f64, due.cpus / all_due);
+        let units = units_of(own);
+        let of_group = units as f64 / units_in[group.as_str()].max(1) as f64;
+        let (share, due_share) = (used_cpus(group) * of_group / all_cpus, due.cpus / all_due);
         Row {
             group: due.group.clone(),
             tasks: tasks.to_string(),
