@@ -1,5 +1,7 @@
 //! The unit of work: a fixed number of instructions, so that work done under two schedulers can be compared.
 
+use std::cell::Cell;
+
 use crate::sys::now_ns;
 
 /// Instructions in one unit. The counted lab executes one instruction per nanosecond, so a unit is 10 µs there.
@@ -8,18 +10,25 @@ const UNIT_INSTRUCTIONS: u64 = 10_000;
 /// Work units in a millisecond of an undisturbed CPU in the counted lab.
 pub const UNITS_PER_MS: u64 = 1_000_000 / UNIT_INSTRUCTIONS;
 
-/// Units of work between two hints to the processor that it waits. They are nothing to a real one. In the counted lab, where
-/// CPUs take turns, one that computes to the end of its turn leaves the next one none: see docs/lab.md.
+/// Units of work of a thread between two hints to the processor that it waits. They are nothing to a real one. In the counted
+/// lab, where CPUs take turns, each ends its CPU's turn: one that computes to the end of its turn leaves the next one none
+/// (see docs/lab.md), and one that gave its turn up more often than others would get less done in the same CPU time.
 const UNITS_PER_PAUSE: u64 = 7;
 
-/// Does `units` units of work: arithmetic only, no memory and no system call.
+thread_local! {
+    static DONE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Does `units` units of work: arithmetic only, and no system call.
 pub fn work(units: u64) {
-    for unit in 0..units {
+    let done = DONE.get();
+    for unit in done..done + units {
         one_unit();
         if unit % UNITS_PER_PAUSE == 0 {
             std::hint::spin_loop();
         }
     }
+    DONE.set(done + units);
 }
 
 /// How many CPUs' work is done at once when all `cpus` are busy: all of them, but 1 in the counted lab, where they take turns.

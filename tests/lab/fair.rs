@@ -88,6 +88,10 @@ fn a_yield_leaves_the_cpu_to_what_waits_for_a_turn() {
             scope.spawn(|| {
                 probe::set_affinity(&[0]);
                 while !stop.load(Ordering::Relaxed) {
+                    // A pause now and then, as lab_load has it: each ends a CPU's turn in the counted lab.
+                    (0..50_000).for_each(|step| {
+                        std::hint::black_box(step);
+                    });
                     std::hint::spin_loop();
                 }
             });
