@@ -89,11 +89,31 @@ pub fn set_affinity(cpus: &[usize]) -> io::Result<()> {
 
 /// Makes this thread SCHED_FIFO with `priority`.
 pub fn set_fifo(priority: i32) -> io::Result<()> {
+    set_scheduler(libc::SCHED_FIFO, priority)
+}
+
+/// While this lives, the thread that made it runs as soon as it wakes, whoever else wants to. What it starts does not.
+pub struct Punctual(());
+
+impl Punctual {
+    /// Makes the calling thread punctual, which takes root.
+    pub fn new() -> io::Result<Self> {
+        set_scheduler(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1).map(Self)
+    }
+}
+
+impl Drop for Punctual {
+    fn drop(&mut self) {
+        let _ = set_policy(TaskPolicy::Normal);
+    }
+}
+
+fn set_scheduler(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     // SAFETY: an all-zero sched_param is valid.
     let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
     param.sched_priority = priority;
     // SAFETY: the parameter outlives the call.
-    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &param) }).map(drop)
+    check(unsafe { libc::sched_setscheduler(0, policy, &param) }).map(drop)
 }
 
 /// A scheduling policy of the fair class.
@@ -114,10 +134,7 @@ pub fn set_policy(policy: TaskPolicy) -> io::Result<()> {
         TaskPolicy::Batch => libc::SCHED_BATCH,
         TaskPolicy::Idle => libc::SCHED_IDLE,
     };
-    // SAFETY: an all-zero sched_param is valid, and the one for these policies.
-    let param: libc::sched_param = unsafe { std::mem::zeroed() };
-    // SAFETY: the parameter outlives the call.
-    check(unsafe { libc::sched_setscheduler(0, policy, &param) }).map(drop)
+    set_scheduler(policy, 0)
 }
 
 /// Gives this thread the nice value `nice`.

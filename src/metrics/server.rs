@@ -1,6 +1,8 @@
 //! The counters over scx_stats' socket, as other sched_ext schedulers serve theirs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -32,13 +34,15 @@ pub struct Server {
     // Its drop ends the service.
     _server: StatsServer<Request, Answer>,
     answers: Sender<Answer>,
-    requests: Receiver<Request>,
+    requests: mpsc::Receiver<Request>,
 }
 
 impl Server {
-    /// Where requests arrive; each wants the one answer of its kind.
-    pub fn requests(&self) -> &Receiver<Request> {
-        &self.requests
+    /// Waits for requests, for `limit` at most and at times less, and returns those that are there; each wants the one answer
+    /// of its kind. To be called by the thread that called [`serve`].
+    pub fn wait(&self, limit: Duration) -> impl Iterator<Item = Request> {
+        thread::park_timeout(limit);
+        self.requests.try_iter()
     }
 
     /// Answers [`Request::Counters`].
@@ -62,10 +66,11 @@ impl Server {
     }
 }
 
-/// Starts to serve. Each client gets what happened since it asked last.
+/// Starts to serve; the calling thread is to [wait](Server::wait) for requests. Each client gets what happened since it
+/// asked last.
 ///
 /// # Errors
-/// The socket could not be made.
+/// The socket or a thread could not be made.
 pub fn serve() -> Result<Server> {
     let counters: Box<dyn StatsOpener<Request, Answer>> = Box::new(move |channels| {
         let mut last = ask_counters(channels)?;
@@ -93,7 +98,19 @@ pub fn serve() -> Result<Server> {
         .add_ops("top", StatsOps { open: counters, close: None })
         .add_ops(THREADS, StatsOps { open: threads, close: None });
     let server = StatsServer::new(data).launch()?;
-    let (answers, requests) = server.channels();
+    let (answers, asked) = server.channels();
+    let (forward, requests) = mpsc::channel();
+    let waiting = thread::current();
+    // Whoever waits for a channel for a limited time spins and yields for a while first, each time, which takes turns from
+    // others where there is work to do. This thread does so once for each request.
+    thread::Builder::new().name("requests".to_string()).spawn(move || {
+        for request in asked {
+            if forward.send(request).is_err() {
+                return;
+            }
+            waiting.unpark();
+        }
+    })?;
     Ok(Server { _server: server, answers, requests })
 }
 

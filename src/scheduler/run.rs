@@ -169,10 +169,9 @@ fn tend(
             limits_read = Some((writes, Instant::now()));
             cgroup::limits(Path::new(cgroup::ROOT)).iter().try_for_each(|limit| scheduler.set_group(limit))?;
         }
-        // Ctrl-C and requests for the counters wait that long at most. To wait for the channel would be to spin and
-        // yield for a while each time, which takes turns from others where there is work to do.
-        std::thread::sleep(next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100)));
-        for request in server.requests().try_iter() {
+        // Ctrl-C waits that long at most.
+        let limit = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+        for request in server.wait(limit) {
             match request {
                 Request::Counters => server.answer_counters(Counters::read(scheduler, machine))?,
                 Request::Threads => {
