@@ -145,8 +145,13 @@ pub fn set_nice(nice: i32) -> io::Result<()> {
 
 /// Forks a child that runs `body` and exits, with status 1 and a line on stderr if it fails. It dies with its parent.
 ///
-/// The caller has one thread only, so the child may use everything the parent could.
+/// The caller has one thread only, so the child may use everything the parent could. Threads that a scope waited for may
+/// still be about to end, and hold a lock that the child would wait for in vain: they are waited for here.
+///
+/// # Errors
+/// There are other threads, which do not end.
 pub fn fork_child(name: &str, body: impl FnOnce() -> anyhow::Result<()>) -> io::Result<libc::pid_t> {
+    wait_for_threads()?;
     // SAFETY: no arguments.
     let parent = unsafe { libc::getpid() };
     // SAFETY: the caller is single-threaded, so no lock can be held by a thread that the child lacks.
@@ -172,6 +177,19 @@ pub fn fork_child(name: &str, body: impl FnOnce() -> anyhow::Result<()>) -> io::
     };
     // SAFETY: ends the process without running the parent's exit handlers.
     unsafe { libc::_exit(status) }
+}
+
+/// Waits until the calling thread is the only one of its process.
+fn wait_for_threads() -> io::Result<()> {
+    const LIMIT_NS: u64 = 5_000 * MS;
+    let limit_ns = now_ns() + LIMIT_NS;
+    while std::fs::read_dir("/proc/self/task")?.count() > 1 {
+        if now_ns() > limit_ns {
+            return Err(io::Error::other("a process with several threads is not to be forked"));
+        }
+        sleep_ns(MS);
+    }
+    Ok(())
 }
 
 /// Does `work` in a child that ends then, and waits for it.

@@ -72,8 +72,6 @@ impl Crowd {
     }
 }
 
-/// The futexes are shared ones: those of a process alone are in a table of its own, which with few CPUs is so small that a
-/// crowd's lists in it are long, and while it grows Linux 7.3 lost the wake-up of all in three of six boots.
 fn run(pairs: usize, shared: Shared, slot: &Slot) -> Result<()> {
     let turns: Vec<AtomicU32> = (0..pairs).map(|_| AtomicU32::new(0)).collect();
     let (gate, stop, switches) = (AtomicU32::new(0), AtomicBool::new(false), AtomicU64::new(0));
@@ -82,34 +80,34 @@ fn run(pairs: usize, shared: Shared, slot: &Slot) -> Result<()> {
             let (gate, stop, switches) = (&gate, &stop, &switches);
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, move || {
                 while gate.load(Ordering::Acquire) == 0 {
-                    futex_wait(gate, 0, false);
+                    futex_wait(gate, 0, true);
                 }
                 let mut own = 0;
                 while !stop.load(Ordering::Relaxed) {
                     if turn.load(Ordering::Acquire) != side {
-                        futex_wait(turn, 1 - side, false);
+                        futex_wait(turn, 1 - side, true);
                         continue;
                     }
                     own += 1;
                     turn.store(1 - side, Ordering::Release);
-                    futex_wake(turn, 1, false);
+                    futex_wake(turn, 1, true);
                 }
                 switches.fetch_add(own, Ordering::Relaxed);
                 // The partner may sleep: it is its turn now.
                 turn.store(1 - side, Ordering::Release);
-                futex_wake(turn, 1, false);
+                futex_wake(turn, 1, true);
             });
             if let Err(error) = thread {
                 // Those that run already must end before the scope does.
                 stop.store(true, Ordering::Relaxed);
                 gate.store(1, Ordering::Release);
-                futex_wake(gate, i32::MAX, false);
+                futex_wake(gate, i32::MAX, true);
                 return Err(error).context("starting a thread");
             }
         }
         let window = shared.control.ready_and_wait();
         gate.store(1, Ordering::Release);
-        futex_wake(&gate, i32::MAX, false);
+        futex_wake(&gate, i32::MAX, true);
         sys::sleep_until(window.end_ns);
         stop.store(true, Ordering::Relaxed);
         anyhow::Ok(())
