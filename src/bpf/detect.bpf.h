@@ -155,13 +155,12 @@ static void note_sign(struct task_ctx *tctx, u32 gpu, u32 evidence, u64 now)
 }
 
 /*
- * Whether the current thread uses @file by ioctl on this CPU for the first time in
- * a jiffy. Once more would say nothing (see SIGN_SPACING_NS), and cost much of what
+ * Whether the current thread uses @file by ioctl on this CPU, @cctx's, for the first
+ * time in a jiffy. Once more would say nothing (see SIGN_SPACING_NS), and cost much of what
  * a short ioctl does: so this is asked before anything is looked up.
  */
-static __always_inline bool is_first_ioctl(struct file *file)
+static __always_inline bool is_first_ioctl(struct cpu_ctx *cctx, struct file *file)
 {
-	struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
 	u64 current = bpf_get_current_task(), jiffy = bpf_jiffies64();
 
 	if (cctx->used_file == (u64)file && cctx->used_by == current && cctx->used_in == jiffy)
@@ -291,12 +290,16 @@ int BPF_PROG(stoker_file_open, struct file *file)
 	return 0;
 }
 
+/* User space turns it off for moments while there are very many: see pace_hooks(). */
 SEC("fentry/security_file_ioctl")
 int BPF_PROG(stoker_file_ioctl, struct file *file, unsigned int cmd)
 {
+	struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
+
+	cctx->ioctls++;
 	if (cmd == KVM_RUN)
 		note_vcpu();
-	else if (is_first_ioctl(file))
+	else if (is_first_ioctl(cctx, file))
 		note_use(file, STOKER_EV_IOCTL);
 	return 0;
 }

@@ -52,6 +52,7 @@ struct cpu_ctx {
 	u64	used_file;		/* the last ioctl that was looked at: of which file, ... */
 	u64	used_by;		/* ... by whom, ... */
 	u64	used_in;		/* ... and in which jiffy */
+	u32	ioctls;			/* how many were seen here; user space looks how fast it grows */
 } __attribute__((aligned(CACHE_LINE)));
 
 struct llc_ctx {

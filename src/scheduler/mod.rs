@@ -3,6 +3,7 @@
 pub mod features;
 mod layout;
 mod options;
+mod pace;
 pub mod preflight;
 mod probes;
 mod run;
@@ -19,6 +20,7 @@ use scx_utils::{UserExitInfo, scx_ops_attach, scx_ops_load, scx_ops_open, uei_ex
 use features::{Feature, Kernel};
 pub use layout::{Layout, dev_t};
 pub use options::Options;
+use pace::Pace;
 use probes::Probing;
 pub use probes::{LaunchProbes, LaunchStats};
 pub use run::{run, shutdown_flag};
@@ -43,6 +45,7 @@ pub struct Scheduler<'a> {
     missing: Missing,
     feeders: Vec<Feeders>,
     probing: Probing,
+    pace: Pace,
 }
 
 /// Feeders of one GPU, counted once in each epoch.
@@ -83,7 +86,8 @@ impl<'a> Scheduler<'a> {
         fill(&skel.maps.irqs, &BTreeMap::new(), &layout.irqs).context("could not say which interrupts are GPUs'")?;
         let link = scx_ops_attach!(skel, stoker_ops)?;
         let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
-        Ok(Self { skel, link: Some(link), layout, missing, feeders, probing: Probing::default() })
+        let (probing, pace) = Default::default();
+        Ok(Self { skel, link: Some(link), layout, missing, feeders, probing, pace })
     }
 
     /// What the BPF side indexes by.

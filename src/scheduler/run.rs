@@ -119,6 +119,7 @@ fn tend(
             return Ok(Ended::Asked);
         }
         workload.end_sample(scheduler)?;
+        scheduler.pace_hooks();
         if Instant::now() >= next {
             next = Instant::now() + INTERVAL;
             workload.refresh(scheduler)?;

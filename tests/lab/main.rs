@@ -19,6 +19,7 @@ mod launch;
 mod life;
 mod load;
 mod nvidia;
+mod pace;
 mod probe;
 mod rule;
 mod smoke;

@@ -147,6 +147,11 @@ impl Process {
         })
     }
 
+    /// Forks one that does such a thing again and again, without a pause.
+    pub fn fork_always_doing(device: &Path, step: impl Fn(RawFd)) -> Self {
+        Self::fork_to(Some(device), step)
+    }
+
     /// Forks one that goes on with `step` for ever, which must make system calls and compute only. It gets the open device,
     /// or -1.
     fn fork_to(device: Option<&Path>, step: impl Fn(RawFd)) -> Self {

@@ -1,0 +1,112 @@
+//! The hook in ioctl(2) looks only now and then while some CPU calls it so often that what it costs would be felt: with an
+//! ioctl that does next to nothing it is a tenth of the time, wherever the ioctl goes to.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::Scheduler;
+
+/// Calls a second on one CPU from which on the hook is off in between. Below, it takes half a percent of a CPU at most.
+const BUSY_PER_S: f64 = 50_000.0;
+/// How long it looks. A thread that submits 20 times a second is seen twice in each look, which is often enough for a feeder.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long it is off then, at least.
+const PAUSE: Duration = Duration::from_millis(200);
+/// When it is tried again if it could not be turned on.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What the hook is at.
+#[derive(Debug)]
+pub(super) enum Pace {
+    /// On.
+    Looking {
+        /// Since then ...
+        since: Instant,
+        /// ... each CPU has called it so often more.
+        calls: Vec<u32>,
+    },
+    /// Off.
+    Pausing {
+        until: Instant,
+        /// Ends when the kernel is sure that nobody is in it any more.
+        ending: Option<JoinHandle<()>>,
+    },
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self::Looking { since: Instant::now(), calls: Vec::new() }
+    }
+}
+
+impl Scheduler<'_> {
+    /// Turns the hook in ioctl(2) on or off, if it is time. To be called some ten times a second.
+    pub fn pace_hooks(&mut self) {
+        let now = Instant::now();
+        match &self.pace {
+            Pace::Looking { since, calls } => {
+                let elapsed = now - *since;
+                if elapsed < LOOK {
+                    return;
+                }
+                let (is_busy, calls) = (is_busy(elapsed, calls, &self.ioctls()), self.ioctls());
+                self.pace = match self.skel.links.stoker_file_ioctl.take_if(|_| is_busy) {
+                    // In a thread of its own, because the kernel takes long for it on a busy machine.
+                    Some(link) => {
+                        let ending = Some(std::thread::spawn(move || drop(link)));
+                        Pace::Pausing { until: now + PAUSE, ending }
+                    }
+                    None => Pace::Looking { since: now, calls },
+                };
+            }
+            Pace::Pausing { until, ending } => {
+                if now < *until || ending.as_ref().is_some_and(|ending| !ending.is_finished()) {
+                    return;
+                }
+                self.pace = match self.skel.progs.stoker_file_ioctl.attach() {
+                    Ok(link) => {
+                        self.skel.links.stoker_file_ioctl = Some(link);
+                        Pace::Looking { since: Instant::now(), calls: self.ioctls() }
+                    }
+                    Err(error) => {
+                        log::warn!("threads that submit by ioctl are not seen for {} s ({error:#})", RETRY.as_secs());
+                        Pace::Pausing { until: now + RETRY, ending: None }
+                    }
+                };
+            }
+        }
+    }
+
+    /// How often each CPU has called the hook.
+    fn ioctls(&self) -> Vec<u32> {
+        let bss = self.skel.maps.bss_data.as_ref();
+        let cpus = bss.map_or(&[][..], |bss| &bss.cpu_ctxs[..self.layout.nr_cpus as usize]);
+        cpus.iter().map(|cpu| cpu.ioctls).collect()
+    }
+}
+
+/// Whether one of the CPUs that had called the hook `before` times has called it too often in `elapsed`.
+fn is_busy(elapsed: Duration, before: &[u32], now: &[u32]) -> bool {
+    let most = before.iter().zip(now).map(|(before, now)| now.wrapping_sub(*before)).max().unwrap_or(0);
+    f64::from(most) > BUSY_PER_S * elapsed.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_cpu_that_calls_too_often_is_enough_and_many_that_do_not_are_not() {
+        let is_busy = |now: &[u32]| is_busy(Duration::from_millis(100), &[0, 10, u32::MAX], now);
+        assert!(!is_busy(&[4000, 4000, 4000]));
+        assert!(is_busy(&[0, 5100, 0]));
+        // The counters wrap around.
+        assert!(!is_busy(&[0, 10, 4000]));
+        assert!(is_busy(&[0, 10, 5100]));
+    }
+
+    #[test]
+    fn the_first_look_begins_with_nothing_to_compare_with() {
+        assert!(!is_busy(LOOK, &[], &[u32::MAX]));
+    }
+}

@@ -1,0 +1,58 @@
+//! The hook in ioctl(2) is off in between while somebody calls it without a pause, and no feeder is missed for that.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use libbpf_rs::query::{LinkInfoIter, ProgInfoIter};
+use scx_stoker::metrics::{Role, ask_threads};
+
+use crate::guest::{lab, within};
+use crate::probe::{Process, render_nodes, submit};
+use crate::stoker::Stoker;
+
+/// Whether the hook is on. The kernel keeps 15 characters of its name.
+fn is_on() -> bool {
+    let hook = ProgInfoIter::default().find(|program| program.name == "stoker_file_ioc");
+    let hook = hook.expect("the hook is loaded");
+    LinkInfoIter::default().any(|link| link.prog_id == hook.id)
+}
+
+/// In how many of 100 looks within 2 s the hook is on.
+fn looks_with_it_on() -> usize {
+    let look = |_: &u32| {
+        sleep(Duration::from_millis(20));
+        is_on()
+    };
+    (0..100).filter(look).count()
+}
+
+fn is_feeder(process: &Process) -> bool {
+    let threads = ask_threads().unwrap();
+    threads.iter().any(|thread| thread.pid == process.pid() as u32 && thread.role == Role::Feeder)
+}
+
+#[test]
+fn the_hook_in_ioctl_pauses_while_it_is_called_too_often_and_feeders_are_found_all_the_same() {
+    let _lab = lab();
+    let stoker = Stoker::start(&["--evidence-s", "2"]);
+    let nodes = render_nodes("pci");
+    let slow = Process::fork_doing(&nodes[0], submit);
+    assert!(within(3.0, || is_feeder(&slow)), "nobody is a feeder");
+    assert_eq!(looks_with_it_on(), 100, "the hook pauses for 100 calls a second");
+
+    let busy = Process::fork_always_doing(&nodes[1], submit);
+    let late = Process::fork_doing(&nodes[0], submit);
+    assert!(within(3.0, || is_feeder(&busy) && is_feeder(&late)), "not all are feeders: {:?}", ask_threads());
+    let on = looks_with_it_on();
+    println!("the hook is on in {on} of 100 looks");
+    assert!((5..60).contains(&on), "the hook is on in {on} of 100 looks");
+    // Beyond the time for which evidence holds.
+    sleep(Duration::from_secs(2));
+    assert!([&slow, &busy, &late].into_iter().all(is_feeder), "they were forgotten: {:?}", ask_threads());
+
+    drop(busy);
+    assert!(within(2.0, is_on), "the hook stays off");
+    sleep(Duration::from_millis(300));
+    assert_eq!(looks_with_it_on(), 100, "the hook pauses for 200 calls a second");
+    stoker.stop();
+}
