@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use libbpf_rs::{AsRawLibbpf, Iter, Link, MapCore, MapFlags, OpenObject, PrintLevel, ProgramInput, libbpf_sys};
@@ -86,7 +87,7 @@ impl<'a> Scheduler<'a> {
         fill(&skel.maps.irqs, &BTreeMap::new(), &layout.irqs).context("could not say which interrupts are GPUs'")?;
         let link = scx_ops_attach!(skel, stoker_ops)?;
         let feeders = vec![Feeders::default(); layout.gpu_domain.len()];
-        let (probing, pace) = Default::default();
+        let (probing, pace) = (Probing::default(), Pace::new(Duration::from_secs(options.evidence_s)));
         Ok(Self { skel, link: Some(link), layout, missing, feeders, probing, pace })
     }
 

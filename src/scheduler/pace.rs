@@ -6,18 +6,24 @@ use std::time::{Duration, Instant};
 
 use super::Scheduler;
 
-/// Calls a second on one CPU from which on the hook is off in between. Below, it takes half a percent of a CPU at most.
-const BUSY_PER_S: f64 = 50_000.0;
-/// How long it looks. A thread that submits 20 times a second is seen twice in each look, which is often enough for a feeder.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long it is off then, at least.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Calls a second on one CPU from which on the hook is off in between. Below, it takes two percent of a CPU at most.
+const BUSY_PER_S: f64 = 200_000.0;
+/// How long it looks. A thread that submits 20 times a second is seen often enough in that for a feeder.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long it is off then: to turn it off and on again takes the kernel a hundredth of that.
+const PAUSE: Duration = Duration::from_secs(2);
 /// When it is tried again if it could not be turned on.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What the hook is at.
+/// When the hook is on.
 #[derive(Debug)]
-pub(super) enum Pace {
+pub(super) struct Pace {
+    pause: Duration,
+    now: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
     /// On.
     Looking {
         /// Since then ...
@@ -33,9 +39,10 @@ pub(super) enum Pace {
     },
 }
 
-impl Default for Pace {
-    fn default() -> Self {
-        Self::Looking { since: Instant::now(), calls: Vec::new() }
+impl Pace {
+    /// Begins with a look. Evidence holds for `evidence_ttl`, and is not to run out in a pause.
+    pub(super) fn new(evidence_ttl: Duration) -> Self {
+        Self { pause: PAUSE.min(evidence_ttl / 2), now: Phase::Looking { since: Instant::now(), calls: Vec::new() } }
     }
 }
 
@@ -43,34 +50,34 @@ impl Scheduler<'_> {
     /// Turns the hook in ioctl(2) on or off, if it is time. To be called some ten times a second.
     pub fn pace_hooks(&mut self) {
         let now = Instant::now();
-        match &self.pace {
-            Pace::Looking { since, calls } => {
+        match &self.pace.now {
+            Phase::Looking { since, calls } => {
                 let elapsed = now - *since;
                 if elapsed < LOOK {
                     return;
                 }
                 let (is_busy, calls) = (is_busy(elapsed, calls, &self.ioctls()), self.ioctls());
-                self.pace = match self.skel.links.stoker_file_ioctl.take_if(|_| is_busy) {
+                self.pace.now = match self.skel.links.stoker_file_ioctl.take_if(|_| is_busy) {
                     // In a thread of its own, because the kernel takes long for it on a busy machine.
                     Some(link) => {
                         let ending = Some(std::thread::spawn(move || drop(link)));
-                        Pace::Pausing { until: now + PAUSE, ending }
+                        Phase::Pausing { until: now + self.pace.pause, ending }
                     }
-                    None => Pace::Looking { since: now, calls },
+                    None => Phase::Looking { since: now, calls },
                 };
             }
-            Pace::Pausing { until, ending } => {
+            Phase::Pausing { until, ending } => {
                 if now < *until || ending.as_ref().is_some_and(|ending| !ending.is_finished()) {
                     return;
                 }
-                self.pace = match self.skel.progs.stoker_file_ioctl.attach() {
+                self.pace.now = match self.skel.progs.stoker_file_ioctl.attach() {
                     Ok(link) => {
                         self.skel.links.stoker_file_ioctl = Some(link);
-                        Pace::Looking { since: Instant::now(), calls: self.ioctls() }
+                        Phase::Looking { since: Instant::now(), calls: self.ioctls() }
                     }
                     Err(error) => {
                         log::warn!("threads that submit by ioctl are not seen for {} s ({error:#})", RETRY.as_secs());
-                        Pace::Pausing { until: now + RETRY, ending: None }
+                        Phase::Pausing { until: now + RETRY, ending: None }
                     }
                 };
             }
@@ -97,7 +104,7 @@ mod tests {
 
     #[test]
     fn one_cpu_that_calls_too_often_is_enough_and_many_that_do_not_are_not() {
-        let is_busy = |now: &[u32]| is_busy(Duration::from_millis(100), &[0, 10, u32::MAX], now);
+        let is_busy = |now: &[u32]| is_busy(Duration::from_millis(25), &[0, 10, u32::MAX], now);
         assert!(!is_busy(&[4000, 4000, 4000]));
         assert!(is_busy(&[0, 5100, 0]));
         // The counters wrap around.

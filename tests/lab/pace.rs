@@ -17,10 +17,10 @@ fn is_on() -> bool {
     LinkInfoIter::default().any(|link| link.prog_id == hook.id)
 }
 
-/// In how many of 100 looks within 2 s the hook is on.
+/// In how many of 100 looks within 5 s the hook is on.
 fn looks_with_it_on() -> usize {
     let look = |_: &u32| {
-        sleep(Duration::from_millis(20));
+        sleep(Duration::from_millis(50));
         is_on()
     };
     (0..100).filter(look).count()
@@ -34,7 +34,7 @@ fn is_feeder(process: &Process) -> bool {
 #[test]
 fn the_hook_in_ioctl_pauses_while_it_is_called_too_often_and_feeders_are_found_all_the_same() {
     let _lab = lab();
-    let stoker = Stoker::start(&["--evidence-s", "2"]);
+    let stoker = Stoker::start(&["--evidence-s", "3"]);
     let nodes = render_nodes("pci");
     let slow = Process::fork_doing(&nodes[0], submit);
     assert!(within(3.0, || is_feeder(&slow)), "nobody is a feeder");
@@ -45,13 +45,12 @@ fn the_hook_in_ioctl_pauses_while_it_is_called_too_often_and_feeders_are_found_a
     assert!(within(3.0, || is_feeder(&busy) && is_feeder(&late)), "not all are feeders: {:?}", ask_threads());
     let on = looks_with_it_on();
     println!("the hook is on in {on} of 100 looks");
-    assert!((5..60).contains(&on), "the hook is on in {on} of 100 looks");
-    // Beyond the time for which evidence holds.
-    sleep(Duration::from_secs(2));
+    assert!((5..40).contains(&on), "the hook is on in {on} of 100 looks");
+    // That was longer than evidence holds.
     assert!([&slow, &busy, &late].into_iter().all(is_feeder), "they were forgotten: {:?}", ask_threads());
 
     drop(busy);
-    assert!(within(2.0, is_on), "the hook stays off");
+    assert!(within(3.0, is_on), "the hook stays off");
     sleep(Duration::from_millis(300));
     assert_eq!(looks_with_it_on(), 100, "the hook pauses for 200 calls a second");
     stoker.stop();
