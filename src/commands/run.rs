@@ -1,6 +1,6 @@
 //! `scx_stoker` without a command: runs the scheduler, or watches one that runs.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::cli::{Cli, RunArgs};
 use crate::config::Config;
@@ -18,11 +18,12 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let args = Cli::over(&config.options, std::env::args_os())?.run;
     if let Some(interval) = args.stats {
         let shutdown = shutdown.clone();
-        std::thread::spawn(move || {
+        let print = move || {
             if let Err(error) = metrics::monitor(interval, &shutdown) {
                 log::warn!("no more counters: {error:#}");
             }
-        });
+        };
+        std::thread::Builder::new().spawn(print).context("could not start a thread for --stats")?;
     }
     let sources = Sources { nccl_topo: args.nccl_topo.clone(), ..Sources::default() };
     scheduler::run(&args.scheduler, &config.rules, &sources, args.verbose, &shutdown)

@@ -58,9 +58,10 @@ impl Scheduler<'_> {
                 }
                 let (is_busy, calls) = (is_busy(elapsed, calls, &self.ioctls()), self.ioctls());
                 self.pace.now = match self.skel.links.stoker_file_ioctl.take_if(|_| is_busy) {
-                    // In a thread of its own, because the kernel takes long for it on a busy machine.
+                    // In a thread of its own, because the kernel takes long for it on a busy machine. If there can be none
+                    // it is dropped here.
                     Some(link) => {
-                        let ending = Some(std::thread::spawn(move || drop(link)));
+                        let ending = std::thread::Builder::new().spawn(move || drop(link)).ok();
                         Phase::Pausing { until: now + self.pace.pause, ending }
                     }
                     None => Phase::Looking { since: now, calls },

@@ -105,13 +105,14 @@ impl Scheduler<'_> {
     }
 
     /// Turns probes off, in a thread of its own: the kernel first waits until nobody can be in one, which takes long on a
-    /// busy machine. The thread ends when they are off.
-    pub fn end_probes(&self, probes: LaunchProbes) -> JoinHandle<()> {
+    /// busy machine. The thread ends when they are off. If there can be no thread they are off on return.
+    pub fn end_probes(&self, probes: LaunchProbes) -> Option<JoinHandle<()>> {
         let probed_ns = Arc::clone(&self.probing.probed_ns);
-        std::thread::spawn(move || {
+        let end = move || {
             drop(probes.link);
             probed_ns.fetch_add(probes.since.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        })
+        };
+        std::thread::Builder::new().spawn(end).ok()
     }
 
     /// What probes saw and cost so far.

@@ -209,7 +209,7 @@ impl Launches {
         let is_over = |sample: &mut Sample| is_over(sample.began_at.elapsed(), scheduler.calls_seen(&sample.probes));
         let Some(Sample { library, probes, began_at }) = self.sample.take_if(is_over) else { return Ok(()) };
         let (sample, calls, time) = (probes.sample, scheduler.calls_seen(&probes), began_at.elapsed());
-        self.ending = Some(scheduler.end_probes(probes));
+        self.ending = scheduler.end_probes(probes);
         let period = if calls > 0 { PERIOD } else { IDLE_PERIOD };
         self.due_at.insert(library.file.clone(), began_at + period);
         let (mut judged, mut feeders) = (0, 0);
