@@ -1,14 +1,14 @@
 //! A crowd of threads, half of which can always run: pairs that wake each other, spread over groups.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 
 use crate::cgroup::{self, Groups};
 use crate::feed::wait_ready;
 use crate::shared::{Shared, Slot, Window};
-use crate::sys::{self, Children, Punctual, fork_child, futex_wait, futex_wake};
+use crate::sys::{self, Children, MS, Punctual, fork_child, futex_wait, futex_wake};
 
 /// A crowd that runs. It is ended, and its groups removed, when this is dropped.
 pub struct Crowd {
@@ -75,10 +75,12 @@ impl Crowd {
 fn run(pairs: usize, shared: Shared, slot: &Slot) -> Result<()> {
     let turns: Vec<AtomicU32> = (0..pairs).map(|_| AtomicU32::new(0)).collect();
     let (gate, stop, switches) = (AtomicU32::new(0), AtomicBool::new(false), AtomicU64::new(0));
+    let arrived = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for (turn, side) in turns.iter().flat_map(|turn| [(turn, 0), (turn, 1)]) {
-            let (gate, stop, switches) = (&gate, &stop, &switches);
+            let (gate, stop, switches, arrived) = (&gate, &stop, &switches, &arrived);
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, move || {
+                arrived.fetch_add(1, Ordering::Relaxed);
                 while gate.load(Ordering::Acquire) == 0 {
                     futex_wait(gate, 0, true);
                 }
@@ -104,6 +106,10 @@ fn run(pairs: usize, shared: Shared, slot: &Slot) -> Result<()> {
                 futex_wake(gate, i32::MAX, true);
                 return Err(error).context("starting a thread");
             }
+        }
+        // What it takes a thread to begin is not to be part of the window.
+        while arrived.load(Ordering::Relaxed) < 2 * pairs {
+            sys::sleep_ns(2 * MS);
         }
         let window = shared.control.ready_and_wait();
         gate.store(1, Ordering::Release);
