@@ -15,6 +15,7 @@ mod figures;
 mod guest;
 mod home;
 mod hotplug;
+mod known;
 mod launch;
 mod life;
 mod load;

@@ -7,9 +7,8 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::Duration;
 
-use scx_stoker::metrics::{Role, ask_threads};
-
 use crate::guest::{lab, within};
+use crate::known::{is_feeder, thread};
 use crate::load;
 use crate::probe::{Process, home_of, render_nodes, submit};
 use crate::stoker::{BINARY, Stoker, of_home, stop_shared};
@@ -49,10 +48,8 @@ fn a_feeder_of_nvidias_device_is_found_and_at_home_though_the_device_came_after_
     let feeder = Process::fork_doing(Path::new(DEVICE), submit);
 
     let home = home_of(&node);
-    let known = || ask_threads().unwrap().into_iter().find(|thread| thread.pid == feeder.pid() as u32);
-    let is_feeder = within(5.0, || known().is_some_and(|thread| thread.role == Role::Feeder));
-    assert!(is_feeder, "{:?}\n{}", known(), stoker.output());
-    let thread = known().unwrap();
+    assert!(within(5.0, || is_feeder(feeder.tid())), "{:?}\n{}", thread(feeder.tid()), stoker.output());
+    let thread = thread(feeder.tid()).unwrap();
     assert_eq!(thread.gpu, if home == "0-1" { 0 } else { 1 }, "{thread:?}");
     assert!(thread.evidence.contains(&"ioctl".to_string()), "{thread:?}");
     counters.interval();

@@ -4,9 +4,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use libbpf_rs::query::{LinkInfoIter, ProgInfoIter};
-use scx_stoker::metrics::{Role, ask_threads};
+use scx_stoker::metrics::ask_threads;
 
 use crate::guest::{lab, within};
+use crate::known::is_feeder;
 use crate::probe::{Process, render_nodes, submit};
 use crate::stoker::Stoker;
 
@@ -26,28 +27,27 @@ fn looks_with_it_on() -> usize {
     (0..100).filter(look).count()
 }
 
-fn is_feeder(process: &Process) -> bool {
-    let threads = ask_threads().unwrap();
-    threads.iter().any(|thread| thread.pid == process.pid() as u32 && thread.role == Role::Feeder)
-}
-
 #[test]
 fn the_hook_in_ioctl_pauses_while_it_is_called_too_often_and_feeders_are_found_all_the_same() {
     let _lab = lab();
     let stoker = Stoker::start(&["--evidence-s", "3"]);
     let nodes = render_nodes("pci");
     let slow = Process::fork_doing(&nodes[0], submit);
-    assert!(within(3.0, || is_feeder(&slow)), "nobody is a feeder");
+    assert!(within(3.0, || is_feeder(slow.tid())), "nobody is a feeder");
     assert_eq!(looks_with_it_on(), 100, "the hook pauses for 100 calls a second");
 
     let busy = Process::fork_always_doing(&nodes[1], submit);
     let late = Process::fork_doing(&nodes[0], submit);
-    assert!(within(3.0, || is_feeder(&busy) && is_feeder(&late)), "not all are feeders: {:?}", ask_threads());
+    assert!(within(3.0, || is_feeder(busy.tid()) && is_feeder(late.tid())), "not all are feeders: {:?}", ask_threads());
     let on = looks_with_it_on();
     println!("the hook is on in {on} of 100 looks");
     assert!((5..40).contains(&on), "the hook is on in {on} of 100 looks");
     // That was longer than evidence holds.
-    assert!([&slow, &busy, &late].into_iter().all(is_feeder), "they were forgotten: {:?}", ask_threads());
+    assert!(
+        [&slow, &busy, &late].into_iter().all(|process| is_feeder(process.tid())),
+        "they were forgotten: {:?}",
+        ask_threads()
+    );
 
     drop(busy);
     assert!(within(3.0, is_on), "the hook stays off");

@@ -196,6 +196,11 @@ impl Process {
     pub fn pid(&self) -> libc::pid_t {
         self.0
     }
+
+    /// Its only thread.
+    pub fn tid(&self) -> u32 {
+        self.0 as u32
+    }
 }
 
 impl Drop for Process {

@@ -9,9 +9,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use scx_stoker::machine::{Machine, Sources};
-use scx_stoker::metrics::{Role, Thread, ask_threads};
+use scx_stoker::metrics::ask_threads;
 
 use crate::guest::{lab, state, within};
+use crate::known::{is_feeder, thread};
 use crate::probe::{Process, render_nodes};
 use crate::stoker::{BINARY, Stoker, stop_shared};
 
@@ -26,14 +27,6 @@ fn fork_named(name: &CStr, device: Option<&Path>) -> Process {
         libc::prctl(libc::PR_SET_NAME, own.as_ptr());
         process
     }
-}
-
-fn thread(tid: u32) -> Option<Thread> {
-    ask_threads().unwrap().into_iter().find(|thread| thread.tid == tid)
-}
-
-fn is_feeder(tid: u32) -> bool {
-    thread(tid).is_some_and(|thread| thread.role == Role::Feeder)
 }
 
 #[test]
@@ -80,7 +73,7 @@ fn rules_by_name_and_user_make_feeders_and_keep_from_being_one_and_the_first_tha
     let (fed, not_named) = (ends[0].1, ends[1].1);
 
     let stoker = Stoker::start(&["--config", file.to_str().unwrap()]);
-    let (barred_tid, plain_tid) = (barred.pid() as u32, plain.pid() as u32);
+    let (barred_tid, plain_tid) = (barred.tid(), plain.tid());
     let named = within(15.0, || is_feeder(fed) && is_feeder(of_user.id()) && is_feeder(plain_tid));
     let all = ask_threads().unwrap();
     assert!(named, "{fed}, {}, {plain_tid} in {all:#?}", of_user.id());

@@ -5,9 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use scx_stoker::metrics::{Role, Thread, ask_threads};
-
 use crate::guest::{lab, within};
+use crate::known::{is_feeder, thread};
 use crate::probe::{Process, home_of, render_nodes};
 use crate::stoker::with_shared;
 
@@ -42,10 +41,6 @@ impl Drop for Group {
     }
 }
 
-fn thread(pid: i32) -> Option<Thread> {
-    ask_threads().unwrap().into_iter().find(|thread| thread.pid == pid as u32)
-}
-
 #[test]
 fn the_word_of_a_cgroups_owner_makes_a_feeder_and_keeps_from_being_one() {
     let _lab = lab();
@@ -60,17 +55,16 @@ fn the_word_of_a_cgroups_owner_makes_a_feeder_and_keeps_from_being_one() {
         let feeds = Process::fork(Some(&node));
         let plain = Process::fork(Some(&node));
 
-        let is_feeder = |process: &Process| thread(process.pid()).is_some_and(|thread| thread.role == Role::Feeder);
-        assert!(within(5.0, || is_feeder(&feeds) && is_feeder(&plain)), "both map the GPU and wake often");
-        assert!(!is_feeder(&ticks), "nothing was said of it yet");
+        assert!(within(5.0, || is_feeder(feeds.tid()) && is_feeder(plain.tid())), "both map the GPU and wake often");
+        assert!(!is_feeder(ticks.tid()), "nothing was said of it yet");
         said.take(&ticks);
         barred.take(&feeds);
         // Cgroups are looked at every five seconds.
-        assert!(within(15.0, || is_feeder(&ticks) && !is_feeder(&feeds)), "the word does not hold");
-        let named = thread(ticks.pid()).unwrap();
+        assert!(within(15.0, || is_feeder(ticks.tid()) && !is_feeder(feeds.tid())), "the word does not hold");
+        let named = thread(ticks.tid()).unwrap();
         assert_eq!((named.gpu, named.evidence.as_slice()), (gpu, ["word".to_string()].as_slice()));
         std::thread::sleep(Duration::from_secs(2));
-        assert!(!is_feeder(&feeds) && is_feeder(&plain), "signs count for the one that is not barred only");
+        assert!(!is_feeder(feeds.tid()) && is_feeder(plain.tid()), "signs count for the one that is not barred only");
         drop((ticks, feeds, plain));
     });
 }

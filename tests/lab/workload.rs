@@ -11,15 +11,12 @@ use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::Duration;
 
-use scx_stoker::metrics::{Role, Thread, ask_threads};
+use scx_stoker::metrics::{Role, ask_threads};
 
 use crate::guest::{lab, modprobe, within};
+use crate::known::{is_feeder, thread};
 use crate::probe::{Process, Ticker, render_nodes};
 use crate::stoker::{Stoker, stop_shared};
-
-fn thread_of(process: &Process) -> Option<Thread> {
-    ask_threads().unwrap().into_iter().find(|thread| thread.tid == process.pid() as u32)
-}
 
 #[test]
 fn processes_that_do_not_fit_into_the_map_are_found_in_proc() {
@@ -53,7 +50,7 @@ fn processes_that_do_not_fit_into_the_map_are_found_in_proc() {
     sleep(Duration::from_secs(6));
     for _ in 0..4 {
         sleep(Duration::from_millis(1000));
-        let thread = thread_of(&late).expect("the scheduler knows it");
+        let thread = thread(late.tid()).expect("the scheduler knows it");
         assert_eq!(thread.role, Role::Feeder, "{thread:?}");
     }
     stoker.stop();
@@ -81,15 +78,14 @@ fn a_device_file_that_a_gpu_gets_later_is_known_without_a_restart() {
     let card = Path::new("/dev/dri").join(late.file_name().unwrap());
     let process = Process::fork(Some(&card));
     sleep(Duration::from_secs(3));
-    assert_eq!(thread_of(&process), None, "that is the device of a GPU, as far as anybody tells");
+    assert_eq!(thread(process.tid()), None, "that is the device of a GPU, as far as anybody tells");
     drop(process);
 
     symlink(target, late).unwrap();
     let is_said = within(10.0, || stoker.output().contains("device files of GPUs have come or gone"));
     assert!(is_said, "not noticed:\n{}", stoker.output());
     let process = Process::fork(Some(&card));
-    let is_feeder = || thread_of(&process).is_some_and(|thread| thread.role == Role::Feeder);
-    assert!(within(5.0, is_feeder), "{:?}", thread_of(&process));
+    assert!(within(5.0, || is_feeder(process.tid())), "{:?}", thread(process.tid()));
     assert!(!stoker.output().contains("starting again"), "it restarted:\n{}", stoker.output());
     assert_eq!(stoker.exit_status(), None);
     drop((process, listed));
@@ -155,8 +151,6 @@ fn the_virtual_cpus_of_a_guest_feed_the_gpu_that_it_was_given() {
         })
     });
     let tids: BTreeMap<u64, u32> = told.iter().take(2).collect();
-    let thread = |tid: u32| ask_threads().unwrap().into_iter().find(|thread| thread.tid == tid);
-    let is_feeder = |tid: u32| thread(tid).is_some_and(|thread| thread.role == Role::Feeder);
     // The GPU is open since after the start, or is found with the next reading of open files.
     assert!(within(8.0, || is_feeder(tids[&KVM_RUN])), "{:?}", ask_threads());
     let vcpu = thread(tids[&KVM_RUN]).unwrap();
