@@ -56,10 +56,15 @@ fn worst_error(tree: &Value) -> f64 {
 
 /// What the trees with `cpu.max` and with `cpu.idle` got.
 pub fn assert_limits_hold(max: &Value, idle: &Value) {
+    /// What the kernel has unless told otherwise.
+    const PERIOD_S: f64 = 0.1;
     assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
+    // A group uses a period's quota when it likes: a window of any other length than whole periods holds the use of one
+    // more than its part, with any scheduler.
+    let most = 1.02 + PERIOD_S / max["seconds"].as_f64().unwrap();
     for limit in max["limits"].as_array().unwrap() {
         let (used, limit_cpus) = (limit["used_cpus"].as_f64().unwrap(), limit["limit_cpus"].as_f64().unwrap());
-        assert!(used > 0.8 * limit_cpus && used < 1.05 * limit_cpus, "{limit}");
+        assert!(used > 0.8 * limit_cpus && used < most * limit_cpus, "{limit}");
     }
 }
 
