@@ -57,6 +57,8 @@ struct cpu_ctx {
 
 struct llc_ctx {
 	u64	vtime_now;		/* the vtime clock of its queue */
+	u64	vtime_most;		/* ... which goes no further until the next tick: see free_clocks() */
+	u64	vtime_early;		/* of the task served last, if that is further; else 0 */
 	u32	nr_waiting;		/* tasks in its queue, or about to be */
 	u64	usual_run_ns;		/* how long what its CPUs are busy with usually runs before it sleeps */
 } __attribute__((aligned(CACHE_LINE)));

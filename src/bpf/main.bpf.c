@@ -232,6 +232,8 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->ran_ns = 0;
 	if (time_before(clock, p->scx.dsq_vtime))
 		advance_clock(p, llc, waited);
+	else if (waited && llc_ctx_of(llc)->vtime_early)
+		llc_ctx_of(llc)->vtime_early = 0;
 	/* The clock goes by the order in which tasks are served, what a task has used does not. */
 	if (tctx)
 		restore_vtime(p, tctx);

@@ -15,7 +15,7 @@ const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 /* Ordinary tasks that could run elsewhere wait for a CPU that feeders have to themselves this long at most. */
 #define FEEDERS_ONLY_NS	(500ULL * NSEC_PER_MSEC)
 
-/* Dispatches of a CPU between two looks at other LLCs' clocks. */
+/* Dispatches of a CPU between two looks at other LLCs, unless its own has none whose turn it is. */
 #define BALANCE_TURNS	16
 
 /* No task is to wait longer than about this, however little it weighs: a third of the kernel's watchdog. */
@@ -26,7 +26,7 @@ const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 #define BRIEF_LEAD_NS	(50ULL * NSEC_PER_MSEC)
 /* Tasks that wake are served in that order as long as they differ by less than this in what they used. */
 #define ORDER_WINDOW_NS	(20ULL * NSEC_PER_MSEC)
-/* An LLC whose clock is this far behind another's has too much to do: its tasks wait longer than they are due. */
+/* An LLC that is this far behind another has too much to do: its tasks wait longer than they are due. */
 #define BALANCE_LAG_NS	(5ULL * NSEC_PER_MSEC)
 
 static __always_inline u64 cpu_queue(s32 cpu)
@@ -117,19 +117,24 @@ static __always_inline void restore_vtime(struct task_struct *p, struct task_ctx
  * @p, whose vtime is beyond the clock of @llc, got a CPU there, or goes on. The
  * clock is the vtime of those whose turn it is: of tasks that @waited in the
  * LLC's queue, or, while nobody waits, of whoever runs. Then it was early only
- * because nobody else wanted the CPU, and need not pay for that.
+ * because nobody else wanted the CPU, and need not pay for that. Those who
+ * waited do, but the clock does not follow them at once: see free_clocks().
  */
 static void advance_clock(struct task_struct *p, u32 llc, bool waited)
 {
 	struct llc_ctx *lctx = llc_ctx_of(llc);
+	u64 vtime = p->scx.dsq_vtime;
 
 	if (!waited) {
 		if (lctx->nr_waiting)
 			return;
-		if (time_after(p->scx.dsq_vtime, lctx->vtime_now + slice_ns))
-			set_vtime(p, lctx->vtime_now + slice_ns);
+		if (time_after(vtime, lctx->vtime_now + slice_ns)) {
+			vtime = lctx->vtime_now + slice_ns;
+			set_vtime(p, vtime);
+		}
 	}
-	lctx->vtime_now = p->scx.dsq_vtime;
+	lctx->vtime_early = time_after(vtime, lctx->vtime_most) ? vtime : 0;
+	lctx->vtime_now = lctx->vtime_early ? lctx->vtime_most : vtime;
 }
 
 /* True when @p can run on one CPU only, for now or for good. */
@@ -332,16 +337,24 @@ static bool dispatch_pinned(s32 cpu, struct cpu_ctx *cctx, u64 vtime_now, bool u
 	return true;
 }
 
-/* Takes a task from an LLC whose clock is behind. */
+/* The vtime of those whose turn it is in @llc, wherever its clock may be. */
+static __always_inline u64 vtime_served(u32 llc)
+{
+	const struct llc_ctx *lctx = llc_ctx_of(llc);
+
+	return lctx->vtime_early ?: lctx->vtime_now;
+}
+
+/* Takes a task from an LLC that is behind. */
 static bool dispatch_balance(u32 llc)
 {
-	u64 now = llc_ctx_of(llc)->vtime_now;
+	u64 served = vtime_served(llc);
 	u32 i;
 
 	for (i = 0; i < nr_llcs - 1 && can_loop; i++) {
 		u32 other = steal_order[llc % STOKER_MAX_LLCS][i % STOKER_MAX_LLCS] % STOKER_MAX_LLCS;
 
-		if (llc_ctx_of(other)->nr_waiting && time_after(now, llc_ctx_of(other)->vtime_now + BALANCE_LAG_NS) &&
+		if (llc_ctx_of(other)->nr_waiting && time_after(served, vtime_served(other) + BALANCE_LAG_NS) &&
 		    pull(llc_queue(other)))
 			return true;
 	}
@@ -397,6 +410,7 @@ static bool is_before_all(u64 vtime, u64 queue)
  */
 static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 {
+	u32 llc = llc_of(cpu), nr_waiting = llc_ctx_of(llc)->nr_waiting;
 	u64 vtime;
 
 	if (cctx->user == CPU_FEEDER || cctx->user == CPU_OTHER || !(prev->scx.flags & SCX_TASK_QUEUED))
@@ -407,9 +421,9 @@ static bool keeps_turn(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 	if (is_marked(prev) && is_throttled(cctx->group, false))
 		return false;
 	vtime = prev->scx.dsq_vtime;
-	if (cctx->has_pinned && !time_before(vtime, cctx->pinned_vtime))
+	if (cctx->has_pinned ? !time_before(vtime, cctx->pinned_vtime) : !nr_waiting)
 		return false;
-	if (!llc_ctx_of(llc_of(cpu))->nr_waiting || !is_before_all(vtime, llc_queue(llc_of(cpu))))
+	if (nr_waiting && !is_before_all(vtime, llc_queue(llc)))
 		return false;
 	begin_turn(prev, cctx, whole_turn(prev));
 	return true;
@@ -428,7 +442,8 @@ static bool dispatch_ordinary(s32 cpu, struct cpu_ctx *cctx, struct task_struct 
 	/* Mostly there are none, and a call costs more than to look. */
 	if (cctx->has_pinned && dispatch_pinned(cpu, cctx, vtime_now, true))
 		return true;
-	if (nr_llcs > 1 && ++cctx->dispatches % BALANCE_TURNS == 0 && dispatch_balance(llc))
+	if (nr_llcs > 1 && (llc_ctx_of(llc)->vtime_early || ++cctx->dispatches % BALANCE_TURNS == 0) &&
+	    dispatch_balance(llc))
 		return true;
 	if (llc_ctx_of(llc)->nr_waiting && pull(llc_queue(llc)))
 		return true;

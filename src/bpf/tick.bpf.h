@@ -118,6 +118,25 @@ __noinline u32 tick_level(u32 level, u32 sets_cost)
 	return nr;
 }
 
+/*
+ * All clocks may go on, for @ns, from where the first of them is, at twice the
+ * speed of time. An LLC that for a moment has none but tasks whose turns are
+ * dear would else run away to where those are. It would draw others' tasks until
+ * their clocks are there, too, which may be seconds later. As it is, it draws
+ * them while it has none of its own whose turn it is: see dispatch_balance().
+ */
+static void free_clocks(u64 ns)
+{
+	u64 first = llc_ctx_of(0)->vtime_now;
+	u32 llc;
+
+	bpf_for(llc, 1, nr_llcs)
+		if (time_after(llc_ctx_of(llc)->vtime_now, first))
+			first = llc_ctx_of(llc)->vtime_now;
+	bpf_for(llc, 0, nr_llcs)
+		llc_ctx_of(llc)->vtime_most = first + 2 * ns;
+}
+
 /* Looks at what runs and waits, and sets what CPU time costs. Returns when to do so again, in nanoseconds. */
 static u64 tick_shares(void)
 {
@@ -141,8 +160,12 @@ static u64 tick_shares(void)
 
 static int on_tick(void *map, int *key, struct bpf_timer *timer)
 {
+	u64 next_ns;
+
 	tick_limits(scx_bpf_now());
-	bpf_timer_start(timer, tick_shares(), 0);
+	next_ns = tick_shares();
+	free_clocks(next_ns);
+	bpf_timer_start(timer, next_ns, 0);
 	return 0;
 }
 
