@@ -62,6 +62,17 @@ static void set_group_weight(struct group *g, u32 weight, bool is_idle)
 	g->weight = is_idle ? WEIGHT_IDLE : weight ?: WEIGHT_DEFAULT;
 }
 
+/* cpu.idle of @cgrp. The kernel tells when that changes, but not what it is when the scheduler starts. */
+static bool says_idle(const struct cgroup *cgrp)
+{
+	const struct cgroup_subsys_state *css;
+	const struct task_group *tg;
+
+	css = cgrp->subsys[bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id)];
+	tg = bpf_core_cast(css, struct task_group);
+	return bpf_core_field_exists(tg->idle) && tg->idle;
+}
+
 /* Numbers @cgrp, with what it weighs. Returns its parent's number, and counts it as lost, when there is none left. */
 static u32 make_group(struct cgroup *cgrp, u32 weight)
 {
@@ -81,7 +92,7 @@ static u32 make_group(struct cgroup *cgrp, u32 weight)
 	g->load_avg = g->presence = g->kids = g->kids_now = 0;
 	g->is_throttled = g->below = 0;
 	g->unpaid_ns = 0;
-	set_group_weight(g, weight, false);
+	set_group_weight(g, weight, says_idle(cgrp));
 	set_first_costs(g);
 	return number;
 }

@@ -32,7 +32,7 @@ fn limits_of_groups_are_seen_to_be_kept_and_no_group_is_left_behind() {
         let sum = |key: &str| rows.iter().map(|row| row[key].as_f64().unwrap()).sum::<f64>();
         assert!((sum("share") - 1.0).abs() < 1e-9 && (sum("due") - 1.0).abs() < 1e-9, "{tree}");
     }
-    assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
+    assert_idle_waits(idle);
     let left =
         fs::read_dir("/sys/fs/cgroup").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
     assert_eq!(left.filter(|name| name.starts_with("lab_load")).collect::<Vec<_>>(), [""; 0]);
@@ -54,18 +54,27 @@ fn worst_error(tree: &Value) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-/// What the trees with `cpu.max` and with `cpu.idle` got.
-pub fn assert_limits_hold(max: &Value, idle: &Value) {
+/// The tree with `cpu.idle` got what that says.
+pub fn assert_idle_waits(idle: &Value) {
+    assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
+}
+
+/// The tree with `cpu.max` got what that allows.
+pub fn assert_limits_hold(max: &Value) {
+    let number = |value: &Value, key: &str| value[key].as_f64().unwrap();
+    for limit in max["limits"].as_array().unwrap() {
+        assert_limit_holds(number(limit, "used_cpus"), number(limit, "limit_cpus"), number(max, "seconds"));
+    }
+}
+
+/// A group whose `cpu.max` is `limit` CPUs, and which wants more, used as much of that in `seconds`.
+pub fn assert_limit_holds(used: f64, limit: f64, seconds: f64) {
     /// What the kernel has unless told otherwise.
     const PERIOD_S: f64 = 0.1;
-    assert!(idle["idle_share"].as_f64().unwrap() < 0.02, "{idle}");
     // A group uses a period's quota when it likes: a window of any other length than whole periods holds the use of one
     // more than its part, with any scheduler.
-    let most = 1.02 + PERIOD_S / max["seconds"].as_f64().unwrap();
-    for limit in max["limits"].as_array().unwrap() {
-        let (used, limit_cpus) = (limit["used_cpus"].as_f64().unwrap(), limit["limit_cpus"].as_f64().unwrap());
-        assert!(used > 0.8 * limit_cpus && used < most * limit_cpus, "{limit}");
-    }
+    let most = (1.02 + PERIOD_S / seconds) * limit;
+    assert!(used > 0.8 * limit && used < most, "used {used} CPUs of {limit} in {seconds} s");
 }
 
 #[test]
@@ -88,7 +97,8 @@ fn a_group_gets_its_share_however_many_tasks_and_groups_it_holds_and_limits_hold
             deep["rows"].as_array().unwrap().iter().all(|row| row["max_gap_ms"].as_f64().unwrap() < 2000.0),
             "{deep}"
         );
-        assert_limits_hold(max, idle);
+        assert_limits_hold(max);
+        assert_idle_waits(idle);
         let seen = counters.interval();
         assert!(seen.throttled_periods > 0 && seen.throttled_periods <= seen.limited_periods, "{seen:?}");
     });
