@@ -140,13 +140,18 @@ static void settle_supplier(struct task_struct *p, u64 run_ns)
 }
 
 /*
- * @p, the current task of @cctx's CPU, has a turn of @turn_ns, or, unless it has
- * it by a feeder's grant, as much of that as it can afford. It will pay what CPU
- * time costs now: a turn that was cheap is not to turn out dear.
+ * @p, the current task of @cctx's CPU, has a turn of @turn_ns, or as much of that
+ * as its group's limit leaves and, unless it has it by a feeder's grant, as it
+ * can afford. It will pay what CPU time costs now: a turn that was cheap is not
+ * to turn out dear.
  */
 static __always_inline void begin_turn(struct task_struct *p, struct cpu_ctx *cctx, u64 turn_ns)
 {
+	u32 limit = group_of(cctx->group)->limit;
+
 	cctx->cost = cost_of(p, cctx->group);
+	if (limit)
+		turn_ns = limited_turn(turn_ns, limit, cctx->user == CPU_FEEDER);
 	if (cctx->user != CPU_FEEDER)
 		turn_ns = affordable_turn(turn_ns, cctx->cost);
 	cctx->turn_ns = turn_ns;

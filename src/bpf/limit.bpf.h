@@ -8,6 +8,9 @@
  * used to need in a period.
  */
 
+/* Between two ticks, see tick.bpf.h, while no group is active: no two are further apart than about that. */
+#define TICK_IDLE_NS	(50ULL * NSEC_PER_MSEC)
+
 struct limit {
 	u64	quota_ns;		/* in each period; 0: no limit */
 	u64	period_ns;
@@ -30,6 +33,15 @@ struct stoker_limit_stats limit_stats;
 static __always_inline struct limit *limit_of(u32 number)
 {
 	return &limits[number % MAX_GROUPS];
+}
+
+/*
+ * What periods go by. Where the kernel does not trust the hardware's clock,
+ * scx_bpf_now() stands still on an idle CPU with tasks that may not run.
+ */
+static __always_inline u64 limit_now(void)
+{
+	return bpf_ktime_get_ns();
 }
 
 static __always_inline u64 limit_queue(u32 number)
@@ -117,15 +129,14 @@ static bool throttle(struct task_struct *p, struct task_ctx *tctx, bool feeds, u
 	return true;
 }
 
-/* Shortens the turn of @p, which got a CPU, to its part of what is left. */
-static void limit_turn(struct task_struct *p, u32 number, bool feeds)
+/* What a turn of @turn_ns under the limit @number is cut to: its part of what is left. */
+static u64 limited_turn(u64 turn_ns, u32 number, bool feeds)
 {
-	s64 turn_ns = budget_left(number, feeds) / (s64)nr_online;
+	s64 most = budget_left(number, feeds) / (s64)nr_online;
 
-	if (turn_ns < (s64)MIN_TURN_NS)
-		turn_ns = MIN_TURN_NS;
-	if (p->scx.slice > turn_ns)
-		scx_bpf_task_set_slice(p, turn_ns);
+	if (most < (s64)MIN_TURN_NS)
+		most = MIN_TURN_NS;
+	return turn_ns < (u64)most ? turn_ns : most;
 }
 
 /* Takes a task of a group that has budget again. It has not run for long: it need not queue by vtime. */
@@ -154,7 +165,7 @@ __noinline u32 dispatch_limited(void)
 __noinline int refill(u32 number, u64 now)
 {
 	struct limit *limit = limit_of(number);
-	u64 periods, due;
+	u64 periods, due, at_once;
 	s64 most = limit->quota_ns + limit->burst_ns;
 
 	if (!limit->quota_ns || !limit->period_ns || time_before(now, limit->refill_at))
@@ -163,8 +174,11 @@ __noinline int refill(u32 number, u64 now)
 	limit->refill_at += periods * limit->period_ns;
 	due = periods * limit->quota_ns;
 	/* What is not used is lost, but for the burst, and but for what periods shorter than a tick are due in one. */
-	if (most < (s64)due)
-		most = due;
+	at_once = TICK_IDLE_NS / limit->period_ns * limit->quota_ns;
+	if (at_once > due)
+		at_once = due;
+	if (most < (s64)at_once)
+		most = at_once;
 	if (limit->budget_ns + (s64)due > most)
 		due = most - limit->budget_ns;
 	__sync_fetch_and_add(&limit->budget_ns, due);
@@ -180,26 +194,34 @@ __noinline int refill(u32 number, u64 now)
 	return 0;
 }
 
-/* Has CPUs look at the queue of the limit @number if tasks wait in it that may run again. */
+/*
+ * Has idle CPUs look at the queue of the limit @number if tasks wait in it that
+ * may run again: for each of them one that it can run on.
+ */
 __noinline int release_waiting(u32 number)
 {
-	u32 waiting = limit_of(number)->nr_waiting, i;
 	u64 bit = 1ULL << (number % 64);
-	const struct cpumask *all;
+	struct task_struct *p;
+	u32 nr = 0;
 
-	if (!waiting || budget_left(number, true) <= 0)
+	if (!limit_of(number)->nr_waiting || budget_left(number, true) <= 0)
 		return 0;
 	if (!(__sync_fetch_and_or(&ready_groups[number / 64 % GROUP_WORDS], bit) & bit))
 		__sync_fetch_and_add(&nr_ready_groups, 1);
-	all = scx_bpf_get_possible_cpumask();
-	bpf_for(i, 0, waiting) {
-		s32 cpu = scx_bpf_pick_idle_cpu(all, 0);
+	/* Where it cannot be had, CPUs cannot be kicked either: see kick(). */
+	if (!bpf_ksym_exists(bpf_iter_scx_dsq_new))
+		return 0;
+	/* The verifier of older kernels wants it said. */
+	bpf_rcu_read_lock();
+	bpf_for_each(scx_dsq, p, limit_queue(number), 0) {
+		s32 cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 
-		if (cpu < 0)
+		if (cpu >= 0)
+			kick(cpu, SCX_KICK_IDLE);
+		if (++nr >= nr_cpus)
 			break;
-		kick(cpu, SCX_KICK_IDLE);
 	}
-	scx_bpf_put_cpumask(all);
+	bpf_rcu_read_unlock();
 	return 0;
 }
 
@@ -254,7 +276,7 @@ static void set_limit(u32 number, u64 quota_ns, u64 period_ns, u64 burst_ns)
 	limit->quota_ns = quota_ns;
 	/* Whoever still waits for a limit that is no more is not to wait. */
 	limit->budget_ns = quota_ns ?: NSEC_PER_SEC;
-	limit->refill_at = scx_bpf_now() + period_ns;
+	limit->refill_at = limit_now() + period_ns;
 	if (quota_ns)
 		__sync_fetch_and_or(&limited_groups[number / 64 % GROUP_WORDS], bit);
 	bpf_for(i, 1, groups_end)

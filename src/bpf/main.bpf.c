@@ -138,12 +138,12 @@ static bool keeps_cpu(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev, u
 /* Nobody else wants the CPU: @prev, if it is still runnable, goes on, unless its group's limit forbids. */
 static void goes_on(s32 cpu, struct cpu_ctx *cctx, struct task_struct *prev)
 {
-	u32 llc = llc_of(cpu);
+	struct llc_ctx *lctx = llc_ctx_of(llc_of(cpu));
 
 	if (!prev || !(prev->scx.flags & SCX_TASK_QUEUED) || is_throttled(cctx->group, cctx->user == CPU_FEEDER))
 		return;
-	if (time_before(llc_ctx_of(llc)->vtime_now, prev->scx.dsq_vtime))
-		advance_clock(prev, llc, false);
+	if (time_before(lctx->vtime_now, prev->scx.dsq_vtime))
+		advance_clock(prev, lctx, false);
 	begin_turn(prev, cctx, whole_turn(prev));
 }
 
@@ -194,13 +194,16 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
 	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group = 0;
-	u64 now = rq_now(cpu), clock = llc_ctx_of(llc)->vtime_now;
+	struct llc_ctx *lctx = llc_ctx_of(llc);
+	u64 now = rq_now(cpu), clock = lctx->vtime_now;
 	struct task_ctx *tctx = task_ctx_of(p) ?: make_task_ctx(p);
 	bool waited = false;
 
 	if (tctx) {
 		group = tctx->group;
 		waited = tctx->queued_weight && tctx->queued_llc == llc;
+		if (waited && tctx->is_shared)
+			note_served(lctx, p->scx.dsq_vtime);
 		left_queue(tctx);
 		left_limit(tctx);
 		if (tctx->llc != llc) {
@@ -226,14 +229,10 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 	cctx->resumes = false;
 	if (!group_of(group)->is_active)
 		activate(group);
-	if (group_of(group)->limit)
-		limit_turn(p, group_of(group)->limit, user == CPU_FEEDER);
 	begin_turn(p, cctx, p->scx.slice);
 	cctx->ran_ns = 0;
 	if (time_before(clock, p->scx.dsq_vtime))
-		advance_clock(p, llc, waited);
-	else if (waited && llc_ctx_of(llc)->vtime_early)
-		llc_ctx_of(llc)->vtime_early = 0;
+		advance_clock(p, lctx, waited);
 	/* The clock goes by the order in which tasks are served, what a task has used does not. */
 	if (tctx)
 		restore_vtime(p, tctx);

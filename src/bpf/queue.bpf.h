@@ -114,15 +114,14 @@ static __always_inline void restore_vtime(struct task_struct *p, struct task_ctx
 }
 
 /*
- * @p, whose vtime is beyond the clock of @llc, got a CPU there, or goes on. The
- * clock is the vtime of those whose turn it is: of tasks that @waited in the
- * LLC's queue, or, while nobody waits, of whoever runs. Then it was early only
+ * @p, whose vtime is beyond the clock of @lctx, got a CPU there, or goes on. The
+ * clock is the vtime of those whose turn it is: of tasks that @waited, or, while
+ * nobody waits in the LLC's queue, of whoever runs. Then it was early only
  * because nobody else wanted the CPU, and need not pay for that. Those who
  * waited do, but the clock does not follow them at once: see free_clocks().
  */
-static void advance_clock(struct task_struct *p, u32 llc, bool waited)
+static void advance_clock(struct task_struct *p, struct llc_ctx *lctx, bool waited)
 {
-	struct llc_ctx *lctx = llc_ctx_of(llc);
 	u64 vtime = p->scx.dsq_vtime;
 
 	if (!waited) {
@@ -133,8 +132,16 @@ static void advance_clock(struct task_struct *p, u32 llc, bool waited)
 			set_vtime(p, vtime);
 		}
 	}
-	lctx->vtime_early = time_after(vtime, lctx->vtime_most) ? vtime : 0;
-	lctx->vtime_now = lctx->vtime_early ? lctx->vtime_most : vtime;
+	lctx->vtime_now = time_after(vtime, lctx->vtime_most) ? lctx->vtime_most : vtime;
+}
+
+/* A task with @vtime that waited in the queue of @lctx, and so was the first there, got a CPU. */
+static __always_inline void note_served(struct llc_ctx *lctx, u64 vtime)
+{
+	u64 early = time_after(vtime, lctx->vtime_most) ? vtime : 0;
+
+	if (lctx->vtime_early != early)
+		lctx->vtime_early = early;
 }
 
 /* True when @p can run on one CPU only, for now or for good. */

@@ -13,8 +13,7 @@
  */
 
 #define TICK_NS		(4ULL * NSEC_PER_MSEC)
-/* While nothing is active, and for each group that is: a tick is to cost little. */
-#define TICK_IDLE_NS	(50ULL * NSEC_PER_MSEC)
+/* For each group that is active: a tick is to cost little. */
 #define TICK_GROUP_NS	(40ULL * NSEC_PER_USEC)
 #define MAX_SHARE_INV	(1ULL << 32)
 #define LOAD_ONE	16
@@ -162,7 +161,7 @@ static int on_tick(void *map, int *key, struct bpf_timer *timer)
 {
 	u64 next_ns;
 
-	tick_limits(scx_bpf_now());
+	tick_limits(limit_now());
 	next_ns = tick_shares();
 	free_clocks(next_ns);
 	bpf_timer_start(timer, next_ns, 0);

@@ -11,10 +11,10 @@ use std::time::Duration;
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use scx_stoker::metrics::{Role, Thread, ask_threads};
 
+use crate::group::Group;
 use crate::guest::{lab, within};
 use crate::probe::{Device, Process, render_nodes};
 use crate::stoker::{BINARY, Stoker, stop_shared};
-use crate::word::Group;
 
 type GraphLaunch = extern "C" fn(*mut c_void, *mut c_void) -> i32;
 
@@ -120,7 +120,7 @@ fn without_the_option_nothing_is_probed_and_the_owners_no_wins_over_launches() {
     };
     let (plain, barred) = (Process::fork_doing(&node, tick), Process::fork_doing(&node, tick));
     let group = Group::new("lab_launch_barred", &[("user.stoker.feeder", "no")]);
-    group.take(&barred);
+    group.take(barred.pid());
 
     let stoker = Stoker::start(&[]);
     let mut counters = stoker.counters();

@@ -12,6 +12,7 @@ mod check;
 mod detect;
 mod fair;
 mod figures;
+mod group;
 mod guest;
 mod home;
 mod hotplug;

@@ -1,45 +1,12 @@
 //! What a cgroup's owner says of its tasks wins over what they do.
 
-use std::ffi::CString;
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::group::Group;
 use crate::guest::{lab, within};
 use crate::known::{is_feeder, thread};
 use crate::probe::{Process, home_of, render_nodes};
 use crate::stoker::with_shared;
-
-/// A cgroup of the test's. Removed when dropped, which takes that its processes have ended.
-pub struct Group(PathBuf);
-
-impl Group {
-    /// Makes it, with extended attributes `words`.
-    pub fn new(name: &str, words: &[(&str, &str)]) -> Self {
-        let path = PathBuf::from("/sys/fs/cgroup").join(name);
-        fs::create_dir(&path).unwrap();
-        let target = CString::new(path.to_str().unwrap()).unwrap();
-        for (attribute, value) in words {
-            let name = CString::new(*attribute).unwrap();
-            // SAFETY: the strings live through the call, and the length is the value's.
-            let set = unsafe { libc::setxattr(target.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
-            assert_eq!(set, 0, "{attribute}: {}", std::io::Error::last_os_error());
-        }
-        Self(path)
-    }
-
-    /// Moves a process into it.
-    pub fn take(&self, process: &Process) {
-        fs::write(self.0.join("cgroup.procs"), process.pid().to_string()).unwrap();
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // A process that was killed just now may take a moment to be gone.
-        within(5.0, || fs::remove_dir(&self.0).is_ok());
-    }
-}
 
 #[test]
 fn the_word_of_a_cgroups_owner_makes_a_feeder_and_keeps_from_being_one() {
@@ -57,8 +24,8 @@ fn the_word_of_a_cgroups_owner_makes_a_feeder_and_keeps_from_being_one() {
 
         assert!(within(5.0, || is_feeder(feeds.tid()) && is_feeder(plain.tid())), "both map the GPU and wake often");
         assert!(!is_feeder(ticks.tid()), "nothing was said of it yet");
-        said.take(&ticks);
-        barred.take(&feeds);
+        said.take(ticks.pid());
+        barred.take(feeds.pid());
         // Cgroups are looked at every five seconds.
         assert!(within(15.0, || is_feeder(ticks.tid()) && !is_feeder(feeds.tid())), "the word does not hold");
         let named = thread(ticks.tid()).unwrap();
