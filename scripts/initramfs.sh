@@ -46,7 +46,7 @@ INIT
     (cd "$dir/root" && find . | cpio -o -H newc --quiet | gzip -1) >"$dir/initrd"
     local qemu=(qemu-system-x86_64 -machine q35 -cpu max -m "${memory}G" -smp "$cpus,sockets=$nodes,cores=$((cpus / nodes)),threads=1"
         -nodefaults -nographic -no-reboot -serial stdio -kernel "$image" -initrd "$dir/initrd"
-        -append "console=ttyS0 quiet loglevel=1 panic=-1")
+        -append "console=ttyS0 quiet loglevel=1 panic=-1 tsc=reliable")
     # One thread for all CPUs in either case: scripts/lab says why.
     if [[ $counted ]]; then qemu+=(-icount "shift=0,sleep=off"); else qemu+=(-accel "tcg,thread=single"); fi
     # What comes before is the firmware's.
