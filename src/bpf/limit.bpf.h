@@ -8,9 +8,6 @@
  * used to need in a period.
  */
 
-/* Between two ticks, see tick.bpf.h, while no group is active: no two are further apart than about that. */
-#define TICK_IDLE_NS	(50ULL * NSEC_PER_MSEC)
-
 struct limit {
 	u64	quota_ns;		/* in each period; 0: no limit */
 	u64	period_ns;
@@ -161,8 +158,8 @@ __noinline u32 dispatch_limited(void)
 	return false;
 }
 
-/* Gives the limit @number what is due by @now. */
-__noinline int refill(u32 number, u64 now)
+/* Gives the limit @number what is due by @now. Ticks are to be @tick_ns apart. */
+__noinline int refill(u32 number, u64 now, u64 tick_ns)
 {
 	struct limit *limit = limit_of(number);
 	u64 periods, due, at_once;
@@ -173,8 +170,11 @@ __noinline int refill(u32 number, u64 now)
 	periods = (now - limit->refill_at) / limit->period_ns + 1;
 	limit->refill_at += periods * limit->period_ns;
 	due = periods * limit->quota_ns;
-	/* What is not used is lost, but for the burst, and but for what periods shorter than a tick are due in one. */
-	at_once = TICK_IDLE_NS / limit->period_ns * limit->quota_ns;
+	/*
+	 * What is not used is lost, but for the burst, and but for the periods between two ticks, of which the later
+	 * may be late: who was out of budget could not use those.
+	 */
+	at_once = 2 * tick_ns / limit->period_ns * limit->quota_ns;
 	if (at_once > due)
 		at_once = due;
 	if (most < (s64)at_once)
@@ -225,8 +225,8 @@ __noinline int release_waiting(u32 number)
 	return 0;
 }
 
-/* Refills what is due and releases those that waited for it. */
-__noinline int tick_limits(u64 now)
+/* Refills what is due and releases those that waited for it. Ticks are to be @tick_ns apart. */
+__noinline int tick_limits(u64 now, u64 tick_ns)
 {
 	u32 words = (groups_end + 63) / 64, number, word, i, pass;
 
@@ -237,7 +237,7 @@ __noinline int tick_limits(u64 now)
 			for_each_group(number, i, word, bits) {
 				/* All first: who waits here may wait for one above. */
 				if (!pass)
-					refill(number, now);
+					refill(number, now, tick_ns);
 				else
 					release_waiting(number);
 			}

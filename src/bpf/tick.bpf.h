@@ -13,6 +13,8 @@
  */
 
 #define TICK_NS		(4ULL * NSEC_PER_MSEC)
+/* While no group is active. */
+#define TICK_IDLE_NS	(50ULL * NSEC_PER_MSEC)
 /* For each group that is active: a tick is to cost little. */
 #define TICK_GROUP_NS	(40ULL * NSEC_PER_USEC)
 #define MAX_SHARE_INV	(1ULL << 32)
@@ -157,14 +159,15 @@ static u64 tick_shares(void)
 	return !nr ? TICK_IDLE_NS : nr * TICK_GROUP_NS > TICK_NS ? nr * TICK_GROUP_NS : TICK_NS;
 }
 
+/* How long after the last tick the next one is due. */
+u64 tick_ns = TICK_NS;
+
 static int on_tick(void *map, int *key, struct bpf_timer *timer)
 {
-	u64 next_ns;
-
-	tick_limits(limit_now());
-	next_ns = tick_shares();
-	free_clocks(next_ns);
-	bpf_timer_start(timer, next_ns, 0);
+	tick_limits(limit_now(), tick_ns);
+	tick_ns = tick_shares();
+	free_clocks(tick_ns);
+	bpf_timer_start(timer, tick_ns, 0);
 	return 0;
 }
 
@@ -177,5 +180,5 @@ static int start_ticking(void)
 		return -ENOENT;
 	bpf_timer_init(&tick->timer, &tick_timers, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&tick->timer, on_tick);
-	return bpf_timer_start(&tick->timer, TICK_NS, 0);
+	return bpf_timer_start(&tick->timer, tick_ns, 0);
 }

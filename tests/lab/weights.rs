@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::group::{Group, Spinning};
 use crate::guest::lab;
 use crate::load::binary;
 use crate::stoker::{stop_shared, with_shared};
@@ -101,6 +104,35 @@ fn a_group_gets_its_share_however_many_tasks_and_groups_it_holds_and_limits_hold
         assert_idle_waits(idle);
         let seen = counters.interval();
         assert!(seen.throttled_periods > 0 && seen.throttled_periods <= seen.limited_periods, "{seen:?}");
+    });
+}
+
+#[test]
+fn a_limit_gives_its_quota_beside_so_many_groups_that_ticks_are_several_periods_apart() {
+    /// Ticks are 40 us apart for each, so 60 ms.
+    const CROWD: u32 = 1500;
+    const LIMIT: f64 = 0.5;
+    let _lab = lab();
+    with_shared(|_| {
+        let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu");
+        let crowd = Group::new("crowd", &[]);
+        crowd.set("cpu.idle", "1");
+        crowd.set("cgroup.subtree_control", "+cpu");
+        let script = "mkdir $(seq -f $0/%g $1) && for i in $(seq $1); do \
+                      (echo 0 >$0/$i/cgroup.procs; while :; do :; done) & done";
+        let status = Command::new("sh").args(["-c", script, "/sys/fs/cgroup/crowd", &CROWD.to_string()]).status();
+        assert!(status.unwrap().success());
+        let limited = Spinning::start("limited", "cpu.max", "10000 20000", 2, "");
+        sleep(Duration::from_millis(1500));
+        let (begin, before) = (Instant::now(), limited.group.used_s());
+        sleep(Duration::from_secs(2));
+        let used = (limited.group.used_s() - before) / begin.elapsed().as_secs_f64();
+        drop(limited);
+        crowd.set("cgroup.kill", "1");
+        let script = "for i in 1 2 3 4 5; do rmdir $0/*/ 2>/dev/null && break; sleep 1; done";
+        Command::new("sh").args(["-c", script, "/sys/fs/cgroup/crowd"]).status().unwrap();
+        // With two periods at once at most it would be two thirds.
+        assert!(used > 0.85 * LIMIT && used < 1.1 * LIMIT, "used {used} CPUs of {LIMIT}");
     });
 }
 
