@@ -188,7 +188,7 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 		return;
 
 	p = bpf_get_current_task_btf();
-	tctx = task_ctx_of(p);
+	tctx = need_current_ctx();
 	if (!tctx)
 		return;
 	now = scx_bpf_now();
@@ -218,7 +218,7 @@ static __always_inline void note_use(struct file *file, u32 evidence)
 /* The current thread runs a virtual CPU. User space knows whether its guest has a GPU. */
 static __always_inline void note_vcpu(void)
 {
-	struct task_ctx *tctx = task_ctx_of(bpf_get_current_task_btf());
+	struct task_ctx *tctx = need_current_ctx();
 
 	if (tctx && !(tctx->evidence & STOKER_EV_VCPU))
 		tctx->evidence |= STOKER_EV_VCPU;
@@ -274,7 +274,7 @@ int BPF_PROG(stoker_irq_exit, int irq, struct irqaction *action, int ret)
 		return 0;
 	/* Its thread is a real-time one, of which the scheduler sees nothing but whom it wakes. */
 	if (ret & IRQ_WAKE_THREAD && action->thread) {
-		struct task_ctx *tctx = task_ctx_of(action->thread);
+		struct task_ctx *tctx = task_ctx_of(action->thread) ?: make_task_ctx(action->thread, 0);
 
 		if (tctx)
 			relay(tctx, cctx->irq_gpus, scx_bpf_now());

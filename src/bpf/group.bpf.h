@@ -116,6 +116,37 @@ static u32 own_number_of(struct cgroup *cgrp)
 	return number == parent_of(cgrp) ? 0 : number;
 }
 
+/* Whether the kernel can be asked for a task's cgroup: a few were built so that it cannot, as for kick(). */
+#define KNOWS_CGROUPS	bpf_ksym_exists(scx_bpf_task_cgroup___new)
+
+/* The group of @p, the task that a callback is about; the root's where nobody can tell. */
+static u32 group_of_task(struct task_struct *p)
+{
+	struct cgroup *cgrp = scx_bpf_task_cgroup(p);
+	u32 number;
+
+	if (!cgrp)
+		return 0;
+	number = number_of(cgrp);
+	bpf_cgroup_release(cgrp);
+	return number;
+}
+
+/* What is known of @p, the task that a callback is about, made if there is nothing; NULL as make_task_ctx(). */
+static __always_inline struct task_ctx *need_task_ctx(struct task_struct *p)
+{
+	return task_ctx_of(p) ?: make_task_ctx(p, group_of_task(p));
+}
+
+/* The same of the current task, for hooks outside of callbacks. */
+static __always_inline struct task_ctx *need_current_ctx(void)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	const struct cpu_ctx *cctx = cpu_ctx_of(bpf_get_smp_processor_id());
+
+	return task_ctx_of(p) ?: make_task_ctx(p, cctx->user == CPU_OTHER ? 0 : cctx->group);
+}
+
 /*
  * Runs what follows for each of the 64 @groups from @word * 64 on whose bit is
  * set in @bits, which is used up: @number is the group, @i counts.

@@ -19,7 +19,7 @@ u64 launch_calls;
 SEC("uprobe.multi")
 int note_launch(void *ctx)
 {
-	struct task_ctx *tctx = task_ctx_of(bpf_get_current_task_btf());
+	struct task_ctx *tctx = need_current_ctx();
 
 	__sync_fetch_and_add(&launch_calls, 1);
 	if (tctx)

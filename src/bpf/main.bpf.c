@@ -48,7 +48,7 @@ s32 BPF_STRUCT_OPS(stoker_select_cpu, struct task_struct *p, s32 prev_cpu, u64 w
 	s32 cpu;
 
 	if (is_marked(p) || concerns_gpu(p)) {
-		struct task_ctx *tctx = task_ctx_of(p);
+		struct task_ctx *tctx = need_task_ctx(p);
 		u64 now = scx_bpf_now();
 
 		if (tctx) {
@@ -87,7 +87,7 @@ void BPF_STRUCT_OPS(stoker_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, whole_turn(p), enq_flags);
 		return;
 	}
-	tctx = task_ctx_of(p);
+	tctx = need_task_ctx(p);
 	if (!tctx) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
@@ -193,14 +193,16 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 {
 	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group = 0;
+	u32 llc = llc_of(cpu), user = CPU_ORDINARY, group;
 	struct llc_ctx *lctx = llc_ctx_of(llc);
 	u64 now = rq_now(cpu), clock = lctx->vtime_now;
-	struct task_ctx *tctx = task_ctx_of(p) ?: make_task_ctx(p);
+	struct task_ctx *tctx = task_ctx_of(p);
 	bool waited = false;
 
+	group = tctx ? tctx->group : group_of_task(p);
+	if (!tctx && p->nvcsw + p->nivcsw)
+		tctx = make_task_ctx(p, group);
 	if (tctx) {
-		group = tctx->group;
 		waited = tctx->queued_weight && tctx->queued_llc == llc;
 		if (waited && tctx->is_shared)
 			note_served(lctx, p->scx.dsq_vtime);
@@ -212,8 +214,8 @@ void BPF_STRUCT_OPS(stoker_running, struct task_struct *p)
 		}
 		if (tctx->known_until)
 			user = run_known(p, tctx, cpu, cctx, now);
-		sync_mark(p, tctx->known_until || group_of(group)->limit);
 	}
+	sync_mark(p, (tctx && tctx->known_until) || group_of(group)->limit);
 	cctx->run_sum_ns = p->se.sum_exec_runtime;
 	cctx->run_at = now;
 	cctx->run_sleeps = p->nvcsw;
@@ -270,35 +272,31 @@ void BPF_STRUCT_OPS(stoker_cpu_acquire, s32 cpu, struct scx_cpu_acquire_args *ar
 
 s32 BPF_STRUCT_OPS(stoker_init_task, struct task_struct *p, struct scx_init_task_args *args)
 {
-	struct task_ctx *tctx = NULL;
 	u32 i;
 
-	bpf_for(i, 0, STORAGE_TRIES) {
-		tctx = make_task_ctx(p);
-		if (tctx)
-			break;
-	}
-	/*
-	 * An error would end the scheduler as it starts, and later fail a fork. Such a task is tried again each
-	 * time that it gets a CPU; until it moves to another cgroup it counts in the root's.
-	 */
-	if (!tctx)
+	if (args->fork && KNOWS_CGROUPS)
 		return 0;
-	if (bpf_core_field_exists(args->cgroup))
-		tctx->group = number_of(args->cgroup);
+	/* An error would end the scheduler as it starts, and later fail a fork. It is tried again when it is needed. */
+	bpf_for(i, 0, STORAGE_TRIES)
+		if (make_task_ctx(p, bpf_core_field_exists(args->cgroup) ? number_of(args->cgroup) : 0))
+			break;
 	return 0;
 }
 
 void BPF_STRUCT_OPS(stoker_enable, struct task_struct *p)
 {
 	struct task_ctx *tctx = task_ctx_of(p);
-	u32 llc = llc_of(cpu_of(p));
+	u32 llc = llc_of(cpu_of(p)), group = group_of_task(p);
 
 	if (tctx) {
+		/* While it was of another class, nobody may have asked. */
+		if (KNOWS_CGROUPS)
+			tctx->group = group;
+		group = tctx->group;
 		tctx->llc = llc;
 		tctx->owes_ns = 0;
 	}
-	set_vtime(p, first_vtime(p, tctx ? tctx->group : 0, llc));
+	set_vtime(p, first_vtime(p, group, llc));
 }
 
 /* Also how a thread leaves that dies while it waits, or changes to another scheduling class. */

@@ -7,6 +7,8 @@
 
 /* How far behind: so much that the switch pays, and that tasks which wake each other do not. */
 #define PREEMPT_LAG_NS	(1ULL * NSEC_PER_MSEC)
+/* So many times shorter its run must be: of tasks that are more alike, who came first is best let finish. */
+#define PREEMPT_RATIO	4
 /* CPUs looked at beside the one that it wakes on. */
 #define PREEMPT_TRIES	4
 /* What a task runs before one that wakes may take its turn. */
@@ -20,7 +22,7 @@ static bool runs_shorter(const struct task_struct *p, const struct cpu_ctx *cctx
 	/* It is no longer what it was. */
 	if (other_ns < ran_ns)
 		other_ns = ran_ns;
-	return runs_below(p, other_ns / BRIEF_RATIO);
+	return runs_below(p, other_ns / PREEMPT_RATIO);
 }
 
 /* True when what runs on @cpu should give way to @p, which wakes with @vtime. */

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What the scheduler knows of one thread. It lives in task storage, so it goes
- * with the thread: a recycled PID starts with nothing.
+ * with the thread: a recycled PID starts with nothing. It is made when the
+ * thread first has to wait, runs for the second time or uses a GPU: many threads
+ * end before, to which it would be a good part of what they cost.
  */
 
 /* How often something happens: a count that halves every RATE_HALF_LIFE_NS. */
@@ -126,13 +128,14 @@ static __always_inline struct task_ctx *task_ctx_of(struct task_struct *p)
  */
 #define STORAGE_TRIES	64
 
-/* Makes what is to be known of @p; NULL for want of memory, or of luck. */
-static struct task_ctx *make_task_ctx(struct task_struct *p)
+/* Makes what is to be known of @p, which has the group @group; NULL for want of memory, or of luck. */
+static struct task_ctx *make_task_ctx(struct task_struct *p, u32 group)
 {
 	struct task_ctx *tctx = bpf_task_storage_get(&task_ctxs, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 
 	if (!tctx)
 		return NULL;
+	tctx->group = group;
 	tctx->gpu = STOKER_NO_GPU;
 	tctx->domain = STOKER_NO_DOMAIN;
 	tctx->counted_gpu = STOKER_NO_GPU;
