@@ -438,9 +438,11 @@ fn an_nccl_file_about_another_machine_is_said_to_change_nothing() {
 
 // The command.
 
+/// Runs `topology` in this environment and no other: the caller's may name another machine (`NCCL_TOPO_FILE`), and ours
+/// holds hwloc's variables for as long as another test of this process loads a machine.
 fn stoker(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_scx_stoker"));
-    command.arg("topology").args(arguments).env_remove("NCCL_TOPO_FILE").env("RUST_BACKTRACE", "0");
+    command.arg("topology").args(arguments).env_clear();
     command.envs(environment.iter().copied()).output().unwrap()
 }
 
