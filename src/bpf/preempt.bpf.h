@@ -11,7 +11,7 @@
 #define PREEMPT_RATIO	4
 /* CPUs looked at beside the one that it wakes on. */
 #define PREEMPT_TRIES	4
-/* What a task runs before one that wakes may take its turn. */
+/* What a task that usually runs for less than SOON_NS is let have before one that wakes may take its turn. */
 #define PREEMPT_AFTER_NS	(100ULL * NSEC_PER_USEC)
 
 /* True when @p usually runs much shorter than what has run on @cctx's CPU for @ran_ns. */
@@ -19,6 +19,8 @@ static bool runs_shorter(const struct task_struct *p, const struct cpu_ctx *cctx
 {
 	u64 other_ns = usual_run_ns(cctx->run_sum_ns + ran_ns, cctx->run_sleeps);
 
+	if (ran_ns < PREEMPT_AFTER_NS && other_ns < SOON_NS)
+		return false;
 	/* It is no longer what it was. */
 	if (other_ns < ran_ns)
 		other_ns = ran_ns;
@@ -37,8 +39,7 @@ static bool gives_way_to(s32 cpu, const struct task_struct *p, u64 vtime, u64 no
 		return true;
 	ran_ns = time_delta(now, cctx->run_at);
 	/* On a busy machine vtime is about as fast as time. */
-	return ran_ns > PREEMPT_AFTER_NS && time_before(vtime + PREEMPT_LAG_NS, cctx->run_vtime + ran_ns) &&
-	       runs_shorter(p, cctx, ran_ns);
+	return time_before(vtime + PREEMPT_LAG_NS, cctx->run_vtime + ran_ns) && runs_shorter(p, cctx, ran_ns);
 }
 
 /*
