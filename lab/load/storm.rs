@@ -68,7 +68,7 @@ pub struct StormReport {
     pub seconds: f64,
     /// What it did: units of work, moves, forks, yields, or changes of affinity.
     pub done: u64,
-    /// Longest time that a task which wants to run for a moment every 5 ms had to wait.
+    /// Longest time that a task beside its group which wants to run for a moment every 5 ms had to wait.
     pub longest_stall_ms: f64,
     /// Memory of the scheduler's process before, in KiB; none if it is not known.
     pub rss_before_kib: Option<u64>,
@@ -104,6 +104,8 @@ const THREADS: usize = 500;
 fn run(args: &StormArgs, storm: Storm) -> Result<StormReport> {
     /// Time for all to end after it, however badly they are scheduled.
     const GRACE_NS: u64 = 120_000 * MS;
+    /// For each task, so that all are awake when the storm begins.
+    const WAKE_NS: u64 = MS / 5;
     let cpus = sys::affinity()?;
     let processes = match storm {
         Storm::Tasks => args.tasks.div_ceil(THREADS),
@@ -112,38 +114,54 @@ fn run(args: &StormArgs, storm: Storm) -> Result<StormReport> {
         Storm::Yield => YIELDERS_PER_CPU * cpus.len(),
     };
     let scheduler = active_scheduler();
+    // Its code is in memory then: thousands of tasks that wait for a disk are no storm.
+    work(1);
     let rss_before_kib = args.scheduler_pid.and_then(rss_kib);
     let shared = Shared::new(processes).context("mapping shared memory")?;
     let mut groups = Groups::default();
     let mut children = Children::default();
     let from_ns = now_ns();
-    let places = if storm == Storm::Groups { make_groups(args.groups, &mut groups)? } else { Vec::new() };
+    let root = cgroup::root()?;
+    cgroup::delegate(&root, "cpu")?;
+    let own = root.join("lab_load_storm");
+    groups.make(&own)?;
+    let places = if storm == Storm::Groups { make_groups(args.groups, &own, &mut groups)? } else { Vec::new() };
     for (index, slot) in shared.slots.iter().enumerate() {
-        let (control, places, cpus) = (shared.control, &places, &cpus);
+        let (control, own, places, cpus) = (shared.control, &own, &places, &cpus);
         let threads = THREADS.min(args.tasks - (index * THREADS).min(args.tasks));
-        children.add(fork_child("storm", || match storm {
-            Storm::Tasks => crowd(control, slot, threads),
-            Storm::Groups => mover(control, slot, index, places),
-            Storm::Fork => until_end(control, slot, || Ok(sys::in_child(|| ())?)),
-            Storm::Yield => until_end(control, slot, || {
-                std::thread::yield_now();
-                Ok(())
-            }),
-            Storm::Affinity => changer(control, slot, index, cpus),
+        children.add(fork_child("storm", || {
+            if storm != Storm::Groups {
+                cgroup::join(own)?;
+            }
+            match storm {
+                Storm::Tasks => crowd(control, slot, threads),
+                Storm::Groups => mover(control, slot, index, places),
+                Storm::Fork => until_end(control, slot, || Ok(sys::in_child(|| ())?)),
+                Storm::Yield => until_end(control, slot, || {
+                    std::thread::yield_now();
+                    Ok(())
+                }),
+                Storm::Affinity => changer(control, slot, index, cpus),
+            }
         })?);
     }
-    wait_ready(shared, if storm == Storm::Tasks { args.tasks } else { processes }, &mut children)?;
-    let window = shared.control.go(0, (args.seconds * 1e9) as u64);
-    let ended = AtomicBool::new(false);
+    let tasks = if storm == Storm::Tasks { args.tasks } else { processes };
+    wait_ready(shared, tasks, &mut children)?;
+    let (watches, ended) = (AtomicBool::new(false), AtomicBool::new(false));
     let longest_ns = std::thread::scope(|scope| {
-        // Of its own: to reap what thousands of threads leave is more than a moment's work.
+        // Of its own, and there before the storm: this thread, with all that it did for it, may not run before it is over.
         let watcher = scope.spawn(|| {
             let mut longest_ns = 0;
             while !ended.load(Relaxed) {
                 longest_ns = longest_ns.max(moment_ns());
+                watches.store(true, Relaxed);
             }
             longest_ns
         });
+        while !watches.load(Relaxed) {
+            sys::sleep_ns(MS);
+        }
+        let window = shared.control.go(tasks as u64 * WAKE_NS, (args.seconds * 1e9) as u64);
         let outcome = children.wait(window.end_ns + GRACE_NS);
         ended.store(true, Relaxed);
         let longest_ns = watcher.join().map_err(|_| anyhow::anyhow!("the task that watches panicked"))?;
@@ -176,18 +194,18 @@ fn rss_kib(pid: u32) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok())
 }
 
-fn make_groups(count: usize, groups: &mut Groups) -> Result<Vec<PathBuf>> {
-    let root = cgroup::root()?;
-    cgroup::delegate(&root, "cpu")?;
+/// `count` groups below `root`.
+fn make_groups(count: usize, root: &Path, groups: &mut Groups) -> Result<Vec<PathBuf>> {
+    cgroup::delegate(root, "cpu")?;
     let mut sequence = Sequence::new(count);
     let mut places: Vec<PathBuf> = Vec::new();
     for index in 0..count {
         let parent = if index.is_multiple_of(BATCH_OF_GROUPS) {
-            root.clone()
+            root.to_path_buf()
         } else {
             places[index / BATCH_OF_GROUPS * BATCH_OF_GROUPS].clone()
         };
-        let place = Path::new(&parent).join(format!("lab_load_storm{index}"));
+        let place = Path::new(&parent).join(index.to_string());
         groups.make(&place)?;
         if index.is_multiple_of(BATCH_OF_GROUPS) {
             cgroup::delegate(&place, "cpu")?;
@@ -203,6 +221,7 @@ fn until_end(control: &Control, slot: &Slot, mut operation: impl FnMut() -> Resu
     /// Operations between two looks at the clock, which is slow in the lab.
     const BATCH: u64 = 32;
     let window = control.ready_and_wait();
+    sys::sleep_until(window.start_ns);
     while now_ns() < window.end_ns {
         (0..BATCH).try_for_each(|_| operation())?;
         slot.steps.fetch_add(BATCH, Relaxed);

@@ -220,21 +220,22 @@ static __always_inline void left_queue(struct task_ctx *tctx)
 /*
  * @p is to wait in a queue of @llc, the one that its CPUs share or another.
  * Counted before the kernel inserts, and until @p has left the queue: so who
- * looks too early finds the queue empty, but never the count wrong.
+ * looks too early finds the queue empty, but never the count wrong. Returns what
+ * those of its group weigh that wait in @llc already.
  */
-static __always_inline void note_queued(const struct task_struct *p, struct task_ctx *tctx, u32 llc, bool is_shared)
+static __always_inline u32 note_queued(const struct task_struct *p, struct task_ctx *tctx, u32 llc, bool is_shared)
 {
 	struct queued_load *queued = bpf_map_lookup_elem(&queued_loads, &llc);
 
 	left_queue(tctx);
 	if (!queued)
-		return;
+		return 0;
 	tctx->queued_weight = p->scx.weight;
 	tctx->queued_llc = llc;
 	tctx->is_shared = is_shared;
 	if (is_shared)
 		__sync_fetch_and_add(&llc_ctx_of(llc)->nr_waiting, 1);
-	__sync_fetch_and_add(&queued->weights[tctx->group % MAX_GROUPS], tctx->queued_weight);
 	if (!group_of(tctx->group)->is_active)
 		activate(tctx->group);
+	return __sync_fetch_and_add(&queued->weights[tctx->group % MAX_GROUPS], tctx->queued_weight);
 }

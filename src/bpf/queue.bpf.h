@@ -24,6 +24,10 @@ const volatile u64 feeder_slice_ns = 2ULL * NSEC_PER_MSEC;
 #define LAG_BOUND_NS	(100ULL * NSEC_PER_MSEC)
 /* As much as sleep earns a task that is brief. Any other earns one slice. */
 #define BRIEF_LEAD_NS	(50ULL * NSEC_PER_MSEC)
+/* Those of a group that wake at once are served in that order as long as others wait no longer for it. */
+#define BURST_NS	(5ULL * NSEC_PER_MSEC)
+/* What a task usually runs can be told when it has slept so often. */
+#define KNOWN_SLEEPS	8
 /* Tasks that wake are served in that order as long as they differ by less than this in what they used. */
 #define ORDER_WINDOW_NS	(20ULL * NSEC_PER_MSEC)
 /* An LLC that is this far behind another has too much to do: its tasks wait longer than they are due. */
@@ -89,19 +93,42 @@ static __always_inline u64 wake_vtime(const struct task_struct *p, u32 llc)
 }
 
 /*
- * The place in the queue of @p, which wakes in @llc with @vtime: that of all who
- * wake now, unless it is brief and has lead, or has used so much that others
- * must have their share first.
+ * How much later than the clock the turn of @p is, of @group, which wakes while
+ * others of it that weigh @ahead wait: by what it usually runs itself. Thousands
+ * of threads that wake at once are due no more than their group is. With the
+ * clock's time, all would have a turn before any other group had one.
  */
-static __always_inline u64 served_at(const struct task_struct *p, u32 llc, u64 vtime)
+static u64 backlog_ns(const struct task_struct *p, u32 group, u32 ahead)
 {
-	u64 now = llc_ctx_of(llc)->vtime_now;
+	/* Of a nanosecond that each of those runs. */
+	u64 cost = (u64)ahead * group_of(group)->cost_own * nr_llcs / p->scx.weight;
+	u64 run_ns = MIN_TURN_NS, backlog;
 
-	if (time_after(vtime, now + ORDER_WINDOW_NS))
+	if (cost < (BURST_NS << COST_SHIFT) / MIN_TURN_NS)
+		return 0;
+	if (cost > (WAIT_BOUND_NS << COST_SHIFT) / MIN_TURN_NS)
+		cost = (WAIT_BOUND_NS << COST_SHIFT) / MIN_TURN_NS;
+	if (p->nvcsw >= KNOWN_SLEEPS && runs_below(p, MIN_TURN_NS))
+		run_ns = usual_run_ns(p->se.sum_exec_runtime, p->nvcsw);
+	backlog = cost * run_ns >> COST_SHIFT;
+	return backlog > BURST_NS ? backlog - BURST_NS : 0;
+}
+
+/*
+ * The place in the queue of @p, which wakes in @llc with @vtime while others of
+ * its group that weigh @ahead wait: that of all who wake now, unless these are
+ * many, or it is brief and has lead, or has used so much that others must have
+ * their share first.
+ */
+static __always_inline u64 served_at(const struct task_struct *p, u32 llc, u64 vtime, u32 group, u32 ahead)
+{
+	u64 now = llc_ctx_of(llc)->vtime_now, backlog = backlog_ns(p, group, ahead);
+
+	if (time_after(vtime, now + ORDER_WINDOW_NS + backlog))
 		return vtime - ORDER_WINDOW_NS;
-	if (time_before(vtime, now) && is_brief(p, llc))
+	if (!backlog && time_before(vtime, now) && is_brief(p, llc))
 		return vtime;
-	return with_mark(p, now);
+	return with_mark(p, now + backlog);
 }
 
 /* @p has left the queue in which it had another place than by its vtime, which is its own again. */
@@ -142,6 +169,13 @@ static __always_inline void note_served(struct llc_ctx *lctx, u64 vtime)
 
 	if (lctx->vtime_early != early)
 		lctx->vtime_early = early;
+}
+
+/* A task with the place @place begins to wait in the queue of @lctx: who was served last tells no more who is next. */
+static __always_inline void note_place(struct llc_ctx *lctx, u64 place)
+{
+	if (lctx->vtime_early && time_before(place, lctx->vtime_early))
+		lctx->vtime_early = 0;
 }
 
 /* True when @p can run on one CPU only, for now or for good. */
@@ -207,7 +241,7 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 {
 	s32 cpu = cpu_of(p);
 	struct cpu_ctx *cctx = cpu_ctx_of(cpu);
-	u32 llc = llc_of(cpu);
+	u32 llc = llc_of(cpu), ahead;
 	u64 now = llc_ctx_of(llc)->vtime_now, place, left_ns, vtime;
 
 	restore_vtime(p, tctx);
@@ -247,9 +281,10 @@ static void enqueue_ordinary(struct task_struct *p, struct task_ctx *tctx, u64 e
 		return;
 	}
 
-	note_queued(p, tctx, llc, true);
-	place = enq_flags & SCX_ENQ_WAKEUP ? served_at(p, llc, vtime) : vtime;
+	ahead = note_queued(p, tctx, llc, true);
+	place = enq_flags & SCX_ENQ_WAKEUP ? served_at(p, llc, vtime, tctx->group, ahead) : vtime;
 	tctx->owes_ns = vtime - place;
+	note_place(llc_ctx_of(llc), place);
 	scx_bpf_dsq_insert_vtime(p, llc_queue(llc), whole_turn(p), place, enq_flags);
 	/* It lost its CPU, or was never asked for one: another may be idle. */
 	if (!(enq_flags & SCX_ENQ_CPU_SELECTED) || enq_flags & SCX_ENQ_REENQ) {

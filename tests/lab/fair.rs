@@ -1,9 +1,12 @@
 //! What feeders leave to others, and what is left alone where no GPU is in use.
 
 use std::fs;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::guest::{lab, status_of, threads_below, within};
 use crate::load::{self, Report};
@@ -83,10 +86,11 @@ fn a_yield_leaves_the_cpu_to_what_waits_for_a_turn() {
 
     let _lab = lab();
     with_shared(|_| {
-        let stop = AtomicBool::new(false);
+        let (spins, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         let yields = std::thread::scope(|scope| {
             scope.spawn(|| {
                 probe::set_affinity(&[0]);
+                spins.store(true, Ordering::Relaxed);
                 while !stop.load(Ordering::Relaxed) {
                     // A pause now and then, as lab_load has it: each ends a CPU's turn in the counted lab.
                     (0..50_000).for_each(|step| {
@@ -97,6 +101,10 @@ fn a_yield_leaves_the_cpu_to_what_waits_for_a_turn() {
             });
             let yielder = scope.spawn(|| {
                 probe::set_affinity(&[0]);
+                // As long as it is alone, each yield returns at once.
+                while !spins.load(Ordering::Relaxed) {
+                    sleep(Duration::from_millis(1));
+                }
                 let mut yields = 0;
                 while !stop.load(Ordering::Relaxed) {
                     std::thread::yield_now();
@@ -110,5 +118,20 @@ fn a_yield_leaves_the_cpu_to_what_waits_for_a_turn() {
         });
         // Each gives the hog a turn, of 5 ms and what is left of a tick; a yield alone takes some microseconds.
         assert!((10..=(SECONDS * 300.0) as u32).contains(&yields), "{yields} yields in {SECONDS} s beside a hog");
+    });
+}
+
+#[test]
+fn a_crowd_that_wakes_at_once_lets_others_run_before_all_of_it_had_a_turn() {
+    let _lab = lab();
+    with_shared(|_| {
+        let mut storm = Command::new(load::binary());
+        storm.args(["storm", "--json", "--storms", "tasks", "--tasks", "2000", "--seconds", "1"]);
+        let output = storm.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let storms: Value = serde_json::from_slice(&output.stdout).unwrap();
+        println!("{}", storms[0]);
+        // Turns of all, 4 ms each, on four CPUs take 2 s. The task beside them is a group's equal.
+        assert!(storms[0]["longest_stall_ms"].as_f64().unwrap() < 300.0, "{}", storms[0]);
     });
 }
