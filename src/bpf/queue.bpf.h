@@ -100,7 +100,7 @@ static __always_inline u64 wake_vtime(const struct task_struct *p, u32 llc)
  */
 static u64 backlog_ns(const struct task_struct *p, u32 group, u32 ahead)
 {
-	/* Of a nanosecond that each of those runs. */
+	/* For a nanosecond of each of those, on the CPUs of one LLC. */
 	u64 cost = (u64)ahead * group_of(group)->cost_own * nr_llcs / p->scx.weight;
 	u64 run_ns = MIN_TURN_NS, backlog;
 
