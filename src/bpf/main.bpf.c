@@ -37,6 +37,7 @@ UEI_DEFINE(uei);
 #include "wake.bpf.h"
 #include "class.bpf.h"
 #include "account.bpf.h"
+#include "order.bpf.h"
 #include "queue.bpf.h"
 #include "place.bpf.h"
 #include "preempt.bpf.h"
